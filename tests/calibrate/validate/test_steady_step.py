@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from measured.made_rounds import FORWARD, ONE, TWO, made_up, paced, run_of
 
-from calibrate.records.rounds import Rounds, rank_medians
+from calibrate.records.rounds import Rounds
 from calibrate.validate.steady_step import run_sigma, run_times, steady_time
 
 
@@ -55,34 +55,6 @@ def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
     assert len(calm.stolen_s) == count - 3
     assert len(stolen(0.05, count).calm().variants[0].whole_s) == count  # all alike
     assert len(stolen(0.05, count - 1).calm().variants[0].whole_s) == count
-
-
-def test_ready_times_shorten_with_the_backward_of_calm_iterations() -> None:
-    rounds = made_up([ONE])
-    alone = rounds.alone
-    count = len(alone.whole_s)
-    disturbed = set(range(count // 3))
-    longer = tuple(
-        tuple((1.5 if i in disturbed else 1.0) * seconds for seconds in row)
-        for i, row in enumerate(alone.backward_s)
-    )
-    stolen = tuple(
-        tuple((0.2 if i in disturbed else 0.0) * seconds for seconds in row)
-        for i, row in enumerate(alone.whole_s)
-    )
-    noisy = alone.model_copy(update={"backward_s": longer, "stolen_s": stolen})
-    found = rounds.model_copy(update={"alone": noisy})
-    calm = found.calm()
-    shorter = [
-        after / before
-        for before, after in zip(
-            rank_medians(longer), rank_medians(calm.alone.backward_s), strict=True
-        )
-    ]
-    for before, after in zip(found.parameters, calm.parameters, strict=True):
-        assert after.ready_s == pytest.approx(
-            [seconds * by for seconds, by in zip(before.ready_s, shorter, strict=True)]
-        )
 
 
 def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
