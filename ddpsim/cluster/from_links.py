@@ -12,6 +12,7 @@ from ddpsim.cluster.link_sources import bottleneck, link_provenance, rate_is_sta
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, USUAL
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.topology.host import STATED_LINKS
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
 from ddpsim.cluster.wires import Kind, Wires, rate_of, unlike_nodes
 from ddpsim.errors import InputError
@@ -29,7 +30,6 @@ __all__ = [
     "network_from_links",
 ]
 
-STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_NETWORK = Uncertainty(0.83, "presets of devices against 8 published sweeps of nodes")
 # set by hand: 0.7 holds 11 of 13 published rates. The other: where nobody says whose cloud it is,

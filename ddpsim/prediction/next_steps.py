@@ -394,7 +394,7 @@ def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
         asked = stated.model_copy(update={key: value})
         setting = f"cluster.inter_node.{key}={str(value).lower()}"
         change = _Change("", "cluster.inter_node", asked, setting)
-        changed = _changed_job(job, change, Parts())
+        changed = _changed_job(job, change, job.parts or Parts())
         if changed and (added_s := changed.step_s() - before_s) >= _WORTH_CHECKING * before_s:
             said = why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
             yield added_s, NextStep(said, (setting,))

@@ -23,6 +23,7 @@ from ddpsim.cluster import build, from_links, logs
 from ddpsim.cluster.cost import SingleRankCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.topology import host
+from ddpsim.cluster.topology.host import STATED_LINKS
 from ddpsim.cluster.transfers import Operation
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, UNKNOWN, UNKNOWN_ODDS
 from ddpsim.prediction import interval
@@ -156,7 +157,7 @@ def test_ddps_own_costs() -> None:
         ("host: stated `operator`", interval.STATED_HOST),
         ("host: device file", interval.MEASURED_HOST),
         ("network: log of these ranks", logs.LOG),
-        ("network: stated links", from_links.STATED_LINKS),
+        ("network: stated links", STATED_LINKS),
         ("network: preset links in a node", from_links.PRESET_LINKS),
         ("network: GPUs that meet in host memory", host.HOST_MEMORY),
         ("network: GPUs peer to peer through the host", host.PEER_TO_PEER),

@@ -26,6 +26,7 @@ __all__ = [
     "HOST_MEMORY",
     "PEER_TO_PEER",
     "SERVER_OF_PCIE_5",
+    "STATED_LINKS",
     "Prior",
     "Way",
     "between_gpus",
@@ -66,6 +67,7 @@ HOST_MEMORY = Prior(9.3e9, 1.11)
 SERVER_OF_PCIE_5 = Prior(143e9, 1.11)
 # bus rate of a ring whose GPUs reach each other through the host's bridges, PCIe 4
 PEER_TO_PEER = Prior(10.7e9, 1.6)
+STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 _BRIDGED = Uncertainty(0.25, "assumed: a bridged pair as the published one of its kind")
 _SWITCHED = Uncertainty(0.25, "assumed: switches as the published ones")
 
@@ -122,8 +124,7 @@ def between_gpus(cluster: Cluster, link: IntraNode, environment: Environment) ->
         return _through_the_host(cluster, host, slot, environment)
     if environment.uses_p2p or stated <= _SHM_PART * slot or cluster.device.kind == "cpu":
         return None
-    said = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
-    return Way("SHM", _SHM_PART * slot, "a GPU's slot", said)
+    return Way("SHM", _SHM_PART * slot, "a GPU's slot", STATED_LINKS)
 
 
 def slot_bytes_per_s(cluster: Cluster) -> float:
