@@ -15,7 +15,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationInfo
 
 from ddpsim.errors import DdpsimError, ImportFailedError
-from ddpsim.files import write_atomically
+from ddpsim.files import open_regular, read_regular, write_atomically
 from ddpsim.importers.text import parsed
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 HTML = "HTML"
+_LARGEST_BYTES = 2**28
 _BEGIN = 4096  # bytes that tell what a file holds
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -61,7 +62,7 @@ def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
     It must name its schema, which a model that is made here need not.
     """
     try:
-        text = path.read_bytes()
+        text = read_regular(path, _LARGEST_BYTES)
     except OSError as error:
         raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
     loaded = parsed(model, str(path), text.removeprefix(codecs.BOM_UTF8), wanted)
@@ -117,7 +118,7 @@ def rescued(name: str, text: str) -> str:
 def _is_of_kind(path: Path, kind: str) -> bool:
     """Whether a file is empty or holds that kind; what cannot be read is not ours to replace."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             begin = file.read(_BEGIN).decode("utf-8-sig", errors="replace").strip()
     except OSError:
         return False

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
@@ -25,7 +26,7 @@ from ddpsim.importers.measured import (
 from ddpsim.importers.nccl.devices import only_layout
 from ddpsim.importers.nccl.tests_log import read_json, read_text_log
 from ddpsim.importers.osu import is_of_osu, read_osu
-from ddpsim.importers.text import header_of, number, read_text, table, whole
+from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes_per_s, format_duration
 
@@ -35,6 +36,7 @@ _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
+_WANTED = "an nccl-tests log or our CSV"
 _ENOUGH = 3  # sizes from _LEAST_BYTES up, to tell of those of DDP
 _FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
 _NAMED = 4  # sizes that a warning names
@@ -100,12 +102,19 @@ def read_all_reduce(
         return _of_traces(source, operation, layout)
     if is_of_chakra(source):
         return _of_chakra(source, operation, layout)
-    text = read_text(source, "an nccl-tests log or our CSV", of_many_programs=True)
-    if _OF_RCCL.match(text):
+    lines = in_memory(source.given, lines_of(source, _WANTED))
+    begin = "".join(islice((line for line in lines if line.strip()), 2))
+    if not begin:
+        raise ImportFailedError(source.given, f"the file is empty; wanted {_WANTED}")
+    if _OF_RCCL.match(begin):
         raise ImportFailedError(
             source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
         )
-    return _log(source.given, *_read(source.given, text, operation, layout), operation)
+    if begin.lstrip().startswith("{"):
+        read = "nccl-tests JSON", read_json(source.given, read_text(source, _WANTED), operation)
+    else:
+        read = _read_lines(source.given, [line.rstrip("\r\n") for line in lines], operation, layout)
+    return _log(source.given, *read, operation)
 
 
 def _of_traces(source: SourceFile, operation: Operation, layout: Layout | None) -> AllReduceLog:
@@ -140,13 +149,10 @@ def _of_chakra(source: SourceFile, operation: Operation, layout: Layout | None) 
     return _log(source.given, "Chakra execution trace", measured, operation)
 
 
-def _read(
-    name: str, text: str, operation: Operation, layout: Layout | None
+def _read_lines(
+    name: str, lines: list[str], operation: Operation, layout: Layout | None
 ) -> tuple[str, Measured]:
-    """The kind of a file, and what it says."""
-    if text.lstrip().startswith("{"):
-        return "nccl-tests JSON", read_json(name, text, operation)
-    lines = text.splitlines()
+    """The kind of a log or a table, and what it says."""
     header = header_of(lines, _CSV_COLUMNS)
     if header is not None:
         if operation != "all_reduce":

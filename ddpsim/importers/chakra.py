@@ -8,12 +8,15 @@ mlcommons/chakra. Converted traces of real jobs have times; generated ones may h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import foreign
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
@@ -26,13 +29,13 @@ __all__ = [
     "read_chakra",
 ]
 
-_LARGEST_BYTES = 2**28
+_LARGEST_NODE, _MOST_NODES = 2**24, 2_000_000  # bytes of one; a step of a large model has 100,000
 _MOST_BYTES, _LONGEST_US = 10**12, 10**9  # of a collective, within reason
 _VARINT, _WORD, _BYTES, _HALF = 0, 1, 2, 5  # wire types
 COMPUTE, COLLECTIVE = 4, 7  # NodeType
 ALL_REDUCE = 0  # CollectiveCommType
 _WORLD = ("", "0")  # names of the group of all ranks
-_MOST_BITS = 64
+_MOST_BITS, _LONGEST_VARINT = 64, 10
 _BROKEN = "is cut off, or no Chakra execution trace; copy it anew"
 
 
@@ -51,9 +54,9 @@ class ChakraTrace(NamedTuple):
 def is_simulated(path: Path) -> bool:
     """Whether ddpsim itself wrote a file."""
     try:
-        head, _ = _first_two(path)
+        head, _ = _first_two(SourceFile(str(path), path))
         return _is_ours(head)
-    except (OSError, ValueError):
+    except (ImportFailedError, ValueError):
         return False
 
 
@@ -64,8 +67,8 @@ def _is_ours(head: dict[int, list[Any]]) -> bool:
 def is_of_chakra(source: SourceFile) -> bool:
     """Whether its first message is of a file and its second a node."""
     try:
-        head, node = _first_two(source.path)
-    except (OSError, ValueError):
+        head, node = _first_two(source)
+    except ValueError:
         return False
     is_head = head.keys() <= {1, 2} and all(
         isinstance(v, bytes) for vs in head.values() for v in vs
@@ -74,9 +77,9 @@ def is_of_chakra(source: SourceFile) -> bool:
     return is_head and is_node
 
 
-def _first_two(path: Path) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
-    with path.open("rb") as file:
-        messages = _messages(file.read(2**16))
+def _first_two(source: SourceFile) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    with foreign(source) as file:
+        messages = _messages(BytesIO(file.read(2**16)))
     try:
         return _fields(next(messages)), _fields(next(messages))
     except StopIteration:
@@ -86,26 +89,26 @@ def _first_two(path: Path) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
 def read_chakra(source: SourceFile) -> ChakraTrace:
     """Read one; raises ImportFailedError."""
     name = source.given
-    try:
-        content = source.path.read_bytes()
-    except OSError as error:
-        raise ImportFailedError(name, f"cannot be read: {error.strerror}") from None
-    if len(content) > _LARGEST_BYTES:
-        raise ImportFailedError(name, "is larger than 256 MiB; give the trace of fewer steps")
-    try:
-        head, *nodes = map(_fields, _messages(content))
-        if _is_ours(head):
-            raise ImportFailedError(name, "was simulated by ddpsim trace, not measured")
-        return _told(nodes)
-    except ValueError:
-        raise ImportFailedError(name, _BROKEN) from None
+    with foreign(source) as file:
+        try:
+            messages = map(_fields, _messages(file))
+            if _is_ours(next(messages, {})):
+                raise ImportFailedError(name, "was simulated by ddpsim trace, not measured")
+            told = _told(islice(messages, _MOST_NODES + 1))
+        except ValueError:
+            raise ImportFailedError(name, _BROKEN) from None
+    if told.nodes > _MOST_NODES:
+        raise ImportFailedError(
+            name, f"holds more than {_MOST_NODES:,} nodes; give the trace of fewer steps"
+        )
+    return told
 
 
-def _told(nodes: list[dict[int, list[Any]]]) -> ChakraTrace:
-    compute_us = 0
+def _told(nodes: Iterable[dict[int, list[Any]]]) -> ChakraTrace:
+    compute_us = count = 0
     calls: dict[int, int] = defaultdict(int)
     times_us: dict[int, list[int]] = defaultdict(list)
-    for node in nodes:
+    for count, node in enumerate(nodes, 1):  # noqa: B007 -- how many there were
         lasts_us, kind, told = _whole(node, 7), _whole(node, 3), _attributes(node, 10)
         is_timed = 0 < lasts_us <= _LONGEST_US
         if kind == COMPUTE and is_timed and not told.get("is_cpu_op"):
@@ -115,7 +118,7 @@ def _told(nodes: list[dict[int, list[Any]]]) -> ChakraTrace:
             if is_timed:
                 times_us[size].append(lasts_us)
     all_reduces = {size: median(times_us[size]) * 1e-6 for size in sorted(times_us)}
-    return ChakraTrace(len(nodes), compute_us * 1e-6, dict(sorted(calls.items())), all_reduces)
+    return ChakraTrace(count, compute_us * 1e-6, dict(sorted(calls.items())), all_reduces)
 
 
 def _all_reduced(told: dict[str, Any]) -> int:
@@ -149,12 +152,15 @@ def _attributes(message: dict[int, list[Any]], number: int) -> dict[str, Any]:
     return told
 
 
-def _messages(content: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(content):
-        size, at = _varint(content, at)
-        yield _taken(content, at, size)
-        at += size
+def _messages(file: BinaryIO) -> Iterator[bytes]:
+    """Each behind its length; raises ValueError where one is cut off or larger than 16 MiB."""
+    while begin := file.read(1):
+        while begin[-1] >= 0x80 and len(begin) < _LONGEST_VARINT:
+            begin += file.read(1) or b"\0"
+        size, _ = _varint(begin, 0)
+        if size > _LARGEST_NODE:
+            raise ValueError
+        yield _taken(file.read(size), 0, size)
 
 
 def _fields(content: bytes) -> dict[int, list[Any]]:

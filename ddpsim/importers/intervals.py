@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -32,6 +32,11 @@ class Intervals:
         """How long the one is that begins then; 0 where none does."""
         index = bisect_right(self.starts, start) - 1
         return self.ends[index] - start if index >= 0 and self.starts[index] == start else 0.0
+
+    def beginning_within(self, start: float, end: float) -> Iterable[tuple[float, float]]:
+        """Those that begin from `start` on and before `end`."""
+        those = slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
+        return zip(self.starts[those], self.ends[those], strict=True)
 
     def within(self, start: float, end: float) -> float:
         """How much of the time from `start` to `end` they take."""

@@ -21,7 +21,9 @@ from ddpsim.importers.text import number
 
 __all__ = ["is_of_osu", "read_osu"]
 
-_TITLE = re.compile(r"#\s*OSU\s+(?P<library>\S+)\s+(?P<test>.+?)\s+Latency Test")
+_TITLE = re.compile(
+    r"#\s*OSU\s+(?P<library>\S{1,40})\s{1,8}(?P<test>\S.{0,60}?)\s{1,8}Latency Test"
+)
 _HEADER = re.compile(r"#\s*Size\b.*Latency\s*\(us\)")
 _ROW = re.compile(r"(?:^|[^\w\s.]|Z(?=\s))\s*(\d+)((?:\s+[\d.]+)+)\s*$")  # behind a label or none
 _TESTS: dict[Operation, str] = {"all_reduce": "Allreduce", "broadcast": "Broadcast"}

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
+import io
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from sys import getsizeof
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 from ddpsim.errors import ImportFailedError, shown
+from ddpsim.files import open_regular
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.suggest import in_own_words
 
-__all__ = ["Printed", "clock_s", "header_of", "listed", "number", "parsed", "printed", "read_text"]
-__all__ += ["table", "uncoloured", "whole"]
+__all__ = [
+    "LARGEST_TEXT",
+    "Printed",
+    "clock_s",
+    "foreign",
+    "foreign_text",
+    "header_of",
+    "in_memory",
+    "lines_of",
+]
+__all__ += ["listed", "number", "parsed", "printed", "read_text", "table", "uncoloured", "whole"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Item = TypeVar("_Item")
+_BEGIN = 2**13  # bytes that tell the encoding
+LARGEST_TEXT = 2**26  # characters of a document or a table
+_LARGEST_LOG = 2**32
+_LONGEST_LINE = 2**16
+_MOST_KEPT_BYTES = 10**9
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _TAG = re.compile(
@@ -37,53 +58,132 @@ _TAG = re.compile(
 _LARGEST = 1e13  # terabytes, or months in microseconds
 
 
-def read_text(source: SourceFile, wanted: str, *, of_many_programs: bool = False) -> str:
-    """The text of a file, which must hold some; raises ImportFailedError.
+@contextmanager
+def foreign(source: SourceFile) -> Iterator[io.BufferedReader]:
+    """Open a regular file to read bytes, unzipped where it is zipped.
+
+    What goes wrong until the end of the block raises ImportFailedError.
+    """
+    try:
+        with open_regular(source.path) as file:
+            is_zipped = file.peek(2).startswith(b"\x1f\x8b")
+            yield cast("io.BufferedReader", gzip.GzipFile(fileobj=file)) if is_zipped else file
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ImportFailedError(
+            source.given, "the gzip file is cut off or broken; copy it anew"
+        ) from None
+    except OSError as error:
+        raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def foreign_text(
+    source: SourceFile, wanted: str, *, of_many_programs: bool = False
+) -> Iterator[io.TextIOWrapper]:
+    """Open a file as `foreign` does, to read text with the ends of its lines as they are.
 
     `of_many_programs`: some may have written in another encoding, which is no matter.
     """
-    try:
-        data = source.path.read_bytes()
-    except OSError as error:
-        raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
-    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's
-    errors = "replace" if of_many_programs and b"\0" not in data else "strict"
-    try:
-        text = data.decode("utf-16" if is_utf16 else "utf-8-sig", errors)
-    except UnicodeDecodeError:
-        raise ImportFailedError(source.given, f"this is not text; wanted {wanted}") from None
+    with foreign(source) as file:
+        begin = file.peek(_BEGIN)[:_BEGIN]
+        is_utf16 = begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's
+        if begin.startswith(codecs.BOM_UTF8):
+            file.read(len(codecs.BOM_UTF8))
+        errors = "replace" if of_many_programs and b"\0" not in begin else "strict"
+        try:
+            yield io.TextIOWrapper(file, "utf-16" if is_utf16 else "utf-8", errors, newline="")
+        except UnicodeDecodeError:
+            raise ImportFailedError(source.given, f"this is not text; wanted {wanted}") from None
+
+
+def read_text(source: SourceFile, wanted: str) -> str:
+    """The text of a document or a table, at most 64 MiB, which must hold some.
+
+    Raises ImportFailedError.
+    """
+    with foreign_text(source, wanted) as file:
+        text = file.read(LARGEST_TEXT + 1)
     if not text.strip():
         raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
+    if len(text) > LARGEST_TEXT:
+        raise ImportFailedError(source.given, f"is larger than 64 MiB; wanted {wanted}")
     return text
+
+
+def lines_of(source: SourceFile, wanted: str) -> Iterator[str]:
+    """Lines of a log one after the other, with their ends; a bar's carriage return is one.
+
+    A line of more than 64 Ki characters comes in parts. Raises ImportFailedError.
+    """
+    left = _LARGEST_LOG
+    with foreign_text(source, wanted, of_many_programs=True) as file:
+        while line := file.readline(_LONGEST_LINE):
+            yield line
+            left -= len(line)
+            if left < 0:
+                raise ImportFailedError(
+                    source.given, "holds more than 4 GiB of text; give the part of one rank"
+                )
+
+
+def in_memory(name: str, items: Iterable[_Item]) -> list[_Item]:
+    """A list of what is kept of a file, at most 1 GB; raises ImportFailedError beyond it."""
+    kept, left = [], _MOST_KEPT_BYTES
+    for item in items:
+        kept.append(item)
+        left -= held_bytes(item)
+        if left < 0:
+            raise ImportFailedError(
+                name, "tells more than 1 GB of memory can hold; give fewer steps, or one rank's"
+            )
+    return kept
+
+
+def held_bytes(value: Any) -> int:
+    """How much memory a value takes with all that it holds."""
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple)):
+        return getsizeof(value) + 16 + sum(map(held_bytes, inside))
+    return getsizeof(value)
 
 
 class Printed(NamedTuple):
     """What a program printed between two ends of a line, a bar's carriage return being one.
 
     `source`: labels of a rank, a host or a pod before it, without times; `start`: where they end.
+    `is_whole`: its end was printed too.
     """
 
     source: str
     text: str
     start: int
+    is_whole: bool
 
 
 def uncoloured(text: str) -> str:
     """A text without a terminal's escapes for colours and the cursor."""
-    return _COLOUR.sub("", text)
+    return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
-def printed(text: str) -> Iterator[Printed]:
-    """Each line, or state of a bar, and what launchers and loggers print before it."""
-    for line in uncoloured(text).split("\n"):
-        source = ""
-        for state in line.split("\r"):
-            start, tags = 0, []
-            while found := _TAG.match(state, start):
+def printed(lines: Iterable[str], wanted: re.Pattern[str]) -> Iterator[Printed]:
+    """Each line, or state of a bar, that holds what is wanted, parted from what stands before it.
+
+    Launchers and loggers print labels and times there. `lines` have their ends.
+    """
+    source, goes_on = "", False
+    for line in map(uncoloured, lines):
+        is_wanted = wanted.search(line) is not None
+        if not goes_on:
+            source = ""
+        goes_on = not line.endswith("\n")
+        if is_wanted or goes_on:
+            text, start, tags = line.rstrip("\r\n"), 0, []
+            while found := _TAG.match(text, start):
                 tags.append(found[0].strip())
                 start = found.end()
             source = " ".join(tag for tag in tags if not _CLOCK.search(tag)) or source
-            yield Printed(source, state, start)
+            if is_wanted:
+                yield Printed(source, text, start, line.endswith(("\r", "\n")))
 
 
 def clock_s(text: str) -> float:

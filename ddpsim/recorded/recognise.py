@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from ddpsim.cluster.logs import LOGS, Logged
 from ddpsim.errors import ImportFailedError
+from ddpsim.files import json_of
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
@@ -18,7 +18,7 @@ from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
 from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, Connection, debug_log
 from ddpsim.importers.nccl.text import has_rows
-from ddpsim.importers.text import header_of, read_text
+from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of
 from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
 from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, unpickled
 from ddpsim.importers.training.runs import TooLittle
@@ -62,12 +62,11 @@ def recognise(path: Path) -> list[Learned]:
     if is_of_chakra(source):
         return [_chakra(source)]
     if _begins_with(source, _PICKLE):
-        return [_dump(source.given, unpickled(source.given, path.read_bytes()))]
-    text = read_text(source, KNOWN, of_many_programs=True)
-    document = _json(text)
+        return [_dump(source.given, unpickled(source))]
+    document = _document(source)
     if isinstance(document, dict):
-        return [_of_json(source, text, document)]
-    found = [each for read in _OF_TEXT for each in read(source, text)]
+        return [_of_json(source, document)]
+    found = [each for read in _OF_LOGS for each in read(source)]
     if not found:
         raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
     if all(each.tells_nothing for each in found):
@@ -77,29 +76,28 @@ def recognise(path: Path) -> list[Learned]:
 
 
 def _begins_with(source: SourceFile, beginning: bytes) -> bool:
-    try:
-        with source.path.open("rb") as file:
-            return file.read(len(beginning)) == beginning
-    except OSError as error:
-        raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
+    with foreign(source) as file:
+        return file.read(len(beginning)) == beginning
 
 
-def _json(text: str) -> Any:
-    """None for what is no JSON."""
+def _document(source: SourceFile) -> Any:
+    """A JSON document; None for what is none, or larger than one is."""
+    with foreign_text(source, KNOWN, of_many_programs=True) as file:
+        text = file.read(LARGEST_TEXT + 1)
+    if not text.strip():
+        raise ImportFailedError(source.given, f"the file is empty; wanted {KNOWN}")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json_of(text) if len(text) <= LARGEST_TEXT else None
+    except ValueError:
         return None
 
 
-def _of_json(source: SourceFile, text: str, document: dict[str, Any]) -> Learned:
+def _of_json(source: SourceFile, document: dict[str, Any]) -> Learned:
     if is_dump(document):
         return _dump(source.given, document)
     if "log_history" in document:
         return _trainer(source.given, document)
-    if (logged := logged_data(text)) is not None:
-        return _ddp(source.given, ddp_logging(source.given, logged))
-    for each in _steps(source, text):
+    for each in (*_logged(source), *_steps(source)):
         if not each.tells_nothing:
             return each
     if "traceEvents" not in document and "schema" not in document:
@@ -257,16 +255,20 @@ def _timed(log: AllReduceLog, operation: Logged) -> Learned:
     return Learned(log.source, log.kind, tuple(facts), keys, assumed=(beyond,))
 
 
-def _benchmark(source: SourceFile, text: str) -> Iterator[Learned]:
-    lines = text.splitlines()
-    is_one = any(word in text for word in _BENCHMARKS)
-    if is_one or has_rows(text) or header_of(lines, _CSV) is not None:
+def _benchmark(source: SourceFile) -> Iterator[Learned]:
+    if any(_is_of_benchmark(line) for line in lines_of(source, KNOWN)):
         yield _collectives(source)
 
 
-def _debug(source: SourceFile, text: str) -> Iterator[Learned]:
-    log = debug_log(source.given, text) if "NCCL INFO" in text else None
-    if log is None or (has_rows(text) and not log.connections):
+def _is_of_benchmark(line: str) -> bool:
+    has_word = any(word in line for word in _BENCHMARKS)
+    return has_word or has_rows(line) or header_of([line], _CSV) is not None
+
+
+def _debug(source: SourceFile) -> Iterator[Learned]:
+    log = debug_log(source.given, lines_of(source, KNOWN))
+    is_debug = any("NCCL INFO" in line for line in lines_of(source, KNOWN))
+    if not is_debug or (not log.connections and any(map(has_rows, lines_of(source, KNOWN)))):
         return
     ways = dict.fromkeys(_way(each) for each in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
@@ -303,8 +305,8 @@ def _way(each: Connection) -> str:
     return f"{each.way}/{each.kind}" if each.kind else each.way
 
 
-def _steps(source: SourceFile, text: str) -> Iterator[Learned]:
-    for each in step_lines(text):
+def _steps(source: SourceFile) -> Iterator[Learned]:
+    for each in step_lines(source.given, lines_of(source, KNOWN)):
         kind = f"step lines of {each.program}"
         if isinstance(each, TooLittle):
             yield Learned(source.given, kind, (each.lacks,), tells_nothing=True)
@@ -319,12 +321,12 @@ def _steps(source: SourceFile, text: str) -> Iterator[Learned]:
         yield Learned(source.given, kind, each.facts, keys, each.step_s, assumed=assumed)
 
 
-def _logged(source: SourceFile, text: str) -> Iterator[Learned]:
-    data = logged_data(text)
+def _logged(source: SourceFile) -> Iterator[Learned]:
+    data = logged_data(lines_of(source, KNOWN))
     if data is not None:
         yield _ddp(source.given, ddp_logging(source.given, data))
 
 
-_OF_TEXT: tuple[Callable[[SourceFile, str], Iterator[Learned]], ...] = (
+_OF_LOGS: tuple[Callable[[SourceFile], Iterator[Learned]], ...] = (
     *(_debug, _benchmark, _logged, _steps),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from ddpsim.errors import shown
+from ddpsim.files import json_of, read_regular
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Fraction, Spec
 from ddpsim.scenario.links import InterNode, IntraNode, link_of_preset
@@ -44,6 +44,7 @@ Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 SLOT_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 48e9}
 PCIE_GENERATION: dict[Architecture, int] = {"volta": 3, "ampere": 4, "hopper": 5, "blackwell": 5}
 _LONGEST_LAUNCH_S = 0.01
+_LARGEST_FILE_BYTES = 2**24
 _Seconds = Annotated[float, Field(ge=0, le=_LONGEST_LAUNCH_S)]
 _PerSecond = Annotated[float, Field(gt=0)]
 
@@ -249,8 +250,8 @@ def _named_device(value: Any, info: ValidationInfo) -> dict[str, Any]:
 def _read_device_file(given: str, path: Path) -> DeviceFile:
     """Read a device file, which a scenario calls `given`; raises ValueError with what is wrong."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        document = json.loads(text)
+        text = read_regular(path, _LARGEST_FILE_BYTES).decode("utf-8-sig")
+        document = json_of(text)
     except OSError as error:
         raise ValueError(f"{shown(given)} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
+from ddpsim.files import read_given
 from ddpsim.scenario.base import numbered
 from ddpsim.settings import Setting
 
@@ -25,11 +25,10 @@ __all__ = ["Document", "KeyPath"]
 
 KeyPath = tuple[str | int, ...]
 
-_STANDARD_INPUT = Path("-")
-
 # aliases let a page of YAML unfold to gigabytes
 _MOST_VALUES = 100_000
 _DEEPEST = 50
+_LARGEST_BYTES = 2**21
 
 # what the parser's words mean most often
 _YAML_HINTS = {
@@ -194,9 +193,7 @@ def _as_written(mapping: Mapping[Any, Any], step: str | int) -> str | int:
 
 def _read_text(path: Path) -> str:
     try:
-        if path == _STANDARD_INPUT:
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        return path.read_text(encoding="utf-8-sig")
+        return read_given(path, _LARGEST_BYTES).decode("utf-8-sig")
     except IsADirectoryError:
         _refuse(str(path), "this is a directory; name a scenario file in it")
     except FileNotFoundError:

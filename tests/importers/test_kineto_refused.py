@@ -128,8 +128,8 @@ def test_an_event_without_a_place_in_time_is_refused(
 
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, STEP)
-    monkeypatch.setattr(file, "_LARGEST_BYTES", 1000)
-    with pytest.raises(ImportFailedError, match="more than 1 GiB of JSON; record fewer steps"):
+    monkeypatch.setattr(file, "_LARGEST", 1000)
+    with pytest.raises(ImportFailedError, match=r"more than \d GiB of JSON; record fewer steps"):
         read(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,19 @@ PREFIXES = (
 )
 
 
+def told_by(text: str) -> list[StepLines | TooLittle]:
+    return step_lines("a.log", StringIO(text, newline=""))
+
+
 def steps(text: str) -> dict[str, float]:
     """By program, what a text tells."""
-    told = [each for each in step_lines(text) if isinstance(each, StepLines)]
+    told = [each for each in told_by(text) if isinstance(each, StepLines)]
     return {each.program.partition(" (")[0]: each.step_s for each in told}
 
 
 def refusal(text: str) -> str:
     """What a text lacks that tells no step."""
-    (told,) = step_lines(text)
+    (told,) = told_by(text)
     assert isinstance(told, TooLittle), told
     return told.lacks
 
@@ -51,7 +56,7 @@ def refusal(text: str) -> str:
 @pytest.mark.parametrize("program", LOGS)
 def test_a_log_tells_its_step(program: str) -> None:
     text, step_s, facts = LOGS[program]
-    (told,) = step_lines(text)
+    (told,) = told_by(text)
     assert isinstance(told, StepLines), told
     assert told.program.startswith(program)
     assert told.step_s == pytest.approx(step_s, rel=2e-3)
@@ -159,7 +164,7 @@ def epochs(outer: str, inner: str) -> str:
     ],
 )
 def test_bars_of_training_are_taken(text: str, step_s: float) -> None:
-    (told,) = step_lines(text)
+    (told,) = told_by(text)
     assert isinstance(told, StepLines), told
     assert told.step_s == pytest.approx(step_s)
 
@@ -231,7 +236,7 @@ def test_what_tells_too_little_says_what_it_needs(
 def test_the_run_with_most_steps_is_taken_and_others_are_named() -> None:
     slow = LOGS["Megatron"][0].replace(": 43", ": 86")
     first = "".join(slow.splitlines(keepends=True)[:4])
-    (told,) = step_lines(first + LOGS["Megatron"][0])
+    (told,) = told_by(first + LOGS["Megatron"][0])
     assert isinstance(told, StepLines)
     assert told.step_s == pytest.approx(0.431, rel=1e-3)
     assert "left out: 1 other run, 1 with another step (860 ms)" in told.facts
@@ -293,7 +298,7 @@ def test_a_part_of_a_log_tells_the_same_step_or_none(data: st.DataObject) -> Non
         (data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text))))
     )
     usual = step_s
-    for told in step_lines(text[start:stop]):
+    for told in told_by(text[start:stop]):
         if not isinstance(told, StepLines):
             continue
         # without their count of steps, a micro-batch's time is said to be that of an iteration
@@ -339,7 +344,7 @@ def test_mixtures_of_bars_tell_trainings_step_or_none(data: st.DataObject) -> No
     text = data.draw(st.sampled_from(("\n", "\r", ""))).join(kept)
     text = text[data.draw(st.integers(0, 40)) : len(text) - data.draw(st.integers(0, 40))]
     trains = any(each in text for each in bars(train, steps_of, total, step_s))
-    for told in step_lines(text):
+    for told in told_by(text):
         if isinstance(told, StepLines):
             is_near = 1 / 1.25 < told.step_s / step_s < 1.25
             # nothing tells what the only bars of a text are of, if they have no label

@@ -6,16 +6,16 @@ Old and new names of categories are read alike. Times are microseconds, as the f
 from __future__ import annotations
 
 import gc
-import gzip
-import json
 import math
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from sys import intern
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
+from ddpsim.importers.json_stream import JsonStream, TooLargeError
+from ddpsim.importers.text import foreign, foreign_text, in_memory
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["TIMED", "Event", "TraceFile", "is_of_traces", "read_trace_file"]
@@ -40,8 +40,9 @@ _ARGS: dict[Kind, tuple[str, ...]] = {
 TIMED = ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::convolution_backward")
 _SIZED = ("torch::autograd::AccumulateGrad", "gloo:", *TIMED)  # ops of which the sizes are read
 _OLD_DEVICES = "computeProperties"  # the key of the first versions
+_HEAD = ("ddpsim", "schemaVersion", "distributedInfo", "deviceProperties", _OLD_DEVICES)
 _NOTHING: dict[str, Any] = {}
-_LARGEST_BYTES = 2**30
+_LARGEST = 2**30  # characters
 _BEGINNING = 4096
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
@@ -70,24 +71,34 @@ class TraceFile(NamedTuple):
 def read_trace_file(source: SourceFile) -> TraceFile:
     """Read a trace; raises ImportFailedError, which says what to do."""
     name = source.given
-    document = _parsed(name, _content(source))
-    events = document.get("traceEvents") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(events, list):
+    with foreign_text(source, _HOW) as text, _no_collector():
+        stream = JsonStream(text, _LARGEST)
+        if not stream.next_mark():
+            raise ImportFailedError(name, f"the file is empty; {_HOW}")
+        try:
+            head, events = _read(name, stream)
+        except TooLargeError as error:
+            raise ImportFailedError(
+                name, f"{error}; record fewer steps (torch.profiler.schedule), without with_stack"
+            ) from None
+        except ValueError as error:
+            raise ImportFailedError(
+                name,
+                f"the JSON is cut off or broken ({error}); let the profiler end before copying it",
+                stream.line,
+            ) from None
+    if events is None:
         raise ImportFailedError(name, f"has no list of traceEvents; {_HOW}")
-    if "ddpsim" in document:
+    if "ddpsim" in head:
         raise ImportFailedError(name, f"was simulated by ddpsim trace, not measured; {_HOW}")
-    kept = [event for event in events if isinstance(event, Event)]
-    if not kept or "schemaVersion" not in document:
+    if not events or "schemaVersion" not in head:
         raise ImportFailedError(name, f"holds no event of PyTorch's profiler; {_HOW}")
-    for event in kept:
-        _check(name, event)
-    distributed = document.get("distributedInfo")
-    devices = document.get("deviceProperties", document.get(_OLD_DEVICES))
+    distributed = head.get("distributedInfo")
     return TraceFile(
         name,
-        kept,
+        events,
         distributed if isinstance(distributed, dict) else {},
-        dict(_devices(devices)),
+        dict(_devices(head.get("deviceProperties", head.get(_OLD_DEVICES)))),
     )
 
 
@@ -95,57 +106,27 @@ def is_of_traces(source: SourceFile) -> bool:
     """Whether it is a folder, or a file that begins as a trace of PyTorch's profiler does."""
     if source.path.is_dir():
         return True
-    try:
-        with _opened(source) as file:
-            return b'"schemaVersion"' in file.read(_BEGINNING)
-    except (OSError, EOFError, zlib.error):
-        return False
+    with foreign(source) as file:
+        return b'"schemaVersion"' in file.read(_BEGINNING)
 
 
-def _opened(source: SourceFile) -> IO[bytes]:
-    """The file, unzipped where it is zipped."""
-    with source.path.open("rb") as plain:
-        is_zipped = plain.read(2) == b"\x1f\x8b"
-    if is_zipped:
-        return cast("IO[bytes]", gzip.open(source.path))
-    return source.path.open("rb")
-
-
-def _content(source: SourceFile) -> bytes:
-    """The file's bytes, unzipped where it is zipped."""
-    name = source.given
-    try:
-        with _opened(source) as file:
-            content = file.read(_LARGEST_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ImportFailedError(name, "the gzip file is cut off or broken; copy it anew") from None
-    except OSError as error:
-        raise ImportFailedError(name, f"cannot be read: {error.strerror}") from None
-    if not content.strip():
-        raise ImportFailedError(name, f"the file is empty; {_HOW}")
-    if len(content) > _LARGEST_BYTES:
-        raise ImportFailedError(
-            name,
-            "holds more than 1 GiB of JSON; record fewer steps (torch.profiler.schedule), "
-            "without with_stack",
-        )
-    return content
-
-
-def _parsed(name: str, content: bytes) -> Any:
-    try:
-        with _no_collector():
-            return json.loads(content, object_hook=_event, strict=False)
-    except UnicodeDecodeError:
-        raise ImportFailedError(name, f"this is not text; {_HOW}") from None
-    except json.JSONDecodeError as error:
-        raise ImportFailedError(
-            name,
-            f"the JSON is cut off or broken ({error.msg}); let the profiler end before copying it",
-            error.lineno,
-        ) from None
-    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
-        raise ImportFailedError(name, f"is too deep, or a number is too long; {_HOW}") from None
+def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | None]:
+    """What the head says, and the events; None where there is no list of them."""
+    head: dict[str, Any] = {}
+    events: list[Event] | None = None
+    if stream.next_mark() != "{":
+        stream.value()
+        return head, None
+    for key in stream.members():
+        if key == "traceEvents" and stream.next_mark() == "[":
+            events = in_memory(name, filter(None, map(partial(_event, name), stream.items())))
+            continue
+        value = stream.value()
+        if key in _HEAD:
+            head[key] = value
+    if stream.next_mark():
+        raise ValueError("more follows")
+    return head, events
 
 
 @contextmanager
@@ -160,21 +141,23 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _event(item: dict[str, Any]) -> Any:
-    """Called for every object of the JSON, the innermost first: what is no event stays itself."""
-    if "ph" not in item:
-        return item
+def _event(name: str, item: Any) -> Event | None:
+    """What is read of an item; None: nothing."""
+    if not isinstance(item, dict):
+        return None
     category = item.get("cat")
     kind = _KINDS.get(category) if isinstance(category, str) else None
-    if item["ph"] != "X" or kind is None:
+    if item.get("ph") != "X" or kind is None:
         return None
     start_us, end_us = item.get("ts"), math.nan
     with suppress(KeyError, TypeError, OverflowError):  # then it is no time: _check says so
         end_us = item["ts"] + item["dur"]
     # the same names come back thousands of times
-    name = intern(str(item.get("name")))
-    args = _kept(kind, name, item.get("args"))
-    return Event(kind, name, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
+    title = intern(str(item.get("name")))
+    args = _kept(kind, title, item.get("args"))
+    event = Event(kind, title, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
+    _check(name, event)
+    return event
 
 
 def _kept(kind: Kind, name: str, args: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ torch gives gloo two threads, which take collectives in the order in which they 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from ddpsim.importers.kineto.events import TraceEvents, Window, within
 from ddpsim.importers.kineto.file import Event
@@ -25,9 +26,8 @@ def delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Itera
     if len(calls) != len(ops):
         yield from (0.0 for _ in ops)
         return
-    ends_us: list[float] = []
+    latest_us = [-inf] * _THREADS  # ends of so many collectives, ascending
     for call, op in zip(calls, ops, strict=True):
-        busy_until_us = sorted(end_us for end_us in ends_us if end_us > call.start_us)
-        free_us = busy_until_us[-_THREADS] if len(busy_until_us) >= _THREADS else call.start_us
-        ends_us.append(op.end_us)
+        free_us = max(latest_us[0], call.start_us)
+        latest_us = sorted([*latest_us, op.end_us])[1:]
         yield max(0.0, op.start_us - free_us)

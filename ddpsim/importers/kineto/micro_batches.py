@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -36,8 +37,9 @@ def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
         if not ends_us:
             continue
         ended_us = max(ends_us)
-        loads_us = [each for each in trace.loader.starts if ended_us <= each < second.start_us]
-        marks_us.append(min(loads_us, default=second.start_us))
+        loads_us = trace.loader.starts
+        first_load = bisect_left(loads_us, ended_us)
+        marks_us.append(min([*loads_us[first_load : first_load + 1], second.start_us]))
     for start_us, end_us in pairwise([*marks_us, window.end_us]):
         yield Window(window.name, start_us, end_us)
 

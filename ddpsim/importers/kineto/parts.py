@@ -114,8 +114,7 @@ def device_parts(
     device = Intervals((event.start_us, event.end_us) for event in events)
     waits_us = sum(
         end - start - device.within(start, end)
-        for start, end in zip(loader.starts, loader.ends, strict=True)
-        if window.start_us <= start < window.end_us
+        for start, end in loader.beginning_within(window.start_us, window.end_us)
     )
     return _parts(
         marks,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -115,10 +114,14 @@ def _met(
 
 def _as_if_alone(found: Sequence[Transfer]) -> list[Transfer]:
     """Each gets an equal part of the link while several are in flight."""
-    marks = sorted({moment for each in found for moment in (each.start_s, each.end_s)})
-    alone_s = [0.0] * len(found)
-    for start_s, end_s in pairwise(marks):
-        flying = [i for i, each in enumerate(found) if each.start_s <= start_s < each.end_s]
-        for i in flying:
-            alone_s[i] += (end_s - start_s) / len(flying)
-    return [each._replace(alone_s=own_s) for each, own_s in zip(found, alone_s, strict=True)]
+    changes: Counter[float] = Counter()
+    for each in found:
+        changes[each.start_s] += 1
+        changes[each.end_s] -= 1
+    share_s: dict[float, float] = {}  # what one that was always in flight has got by then
+    got_s, flying, before_s = 0.0, 0, 0.0
+    for moment_s in sorted(changes):
+        got_s += (moment_s - before_s) / flying if flying else 0.0
+        share_s[moment_s], before_s = got_s, moment_s
+        flying += changes[moment_s]
+    return [each._replace(alone_s=share_s[each.end_s] - share_s[each.start_s]) for each in found]

@@ -55,7 +55,7 @@ def only_runs_of(
     if not any(run.may_be(operation) for run in runs):
         return [*lines], ()
     wanted = [run for run in runs if run.may_be(operation) or not run.operation]
-    others = [run for run in runs if run not in wanted]
+    others = [run for run in runs if run.operation and not run.may_be(operation)]
     said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
     note = f"{name}: {operation} is read; the file also holds {', '.join(said)}"
     return [line for run in wanted for line in run.lines], (note,) if said else ()

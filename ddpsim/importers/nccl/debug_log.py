@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.text import read_text, uncoloured
+from ddpsim.importers.text import lines_of, uncoloured
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["LACKS_CONNECTIONS", "Connection", "DebugLog", "debug_log", "read_debug_log"]
@@ -31,6 +32,7 @@ _RANK = re.compile(
     r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<ranks>\d{1,7})\b"
 )
 _VERSION = re.compile(r"NCCL version (?P<version>2\.\d{1,2}(?:\.\d{1,2})?)")
+_MOST = 2_000_000  # connections, and lines that tell of ranks: 300 MB
 _SET = re.compile(r"(?P<name>NCCL_\w+) set by environment to (?P<value>\w+)")
 
 
@@ -69,7 +71,7 @@ class DebugLog:
 
 def read_debug_log(source: SourceFile) -> DebugLog:
     """Read a log, whatever else stands in it; raises ImportFailedError where NCCL says nothing."""
-    log = debug_log(source.given, read_text(source, _WANTED, of_many_programs=True))
+    log = debug_log(source.given, lines_of(source, _WANTED))
     if not log.connections:
         raise ImportFailedError(
             source.given, f"holds {LACKS_CONNECTIONS}; wanted {_WANTED}, from its beginning"
@@ -77,30 +79,38 @@ def read_debug_log(source: SourceFile) -> DebugLog:
     return log
 
 
-def debug_log(name: str, text: str) -> DebugLog:
-    """What a text called `name` says, which may have no connection."""
-    text = uncoloured(text)
-    found = dict.fromkeys(_connection(match) for match in _CHANNEL.finditer(text))
-    variables = {match["name"]: match["value"] for match in _SET.finditer(text)}
-    version = _VERSION.search(text)
+def debug_log(name: str, log: Iterable[str]) -> DebugLog:
+    """What the lines of a log called `name` say, which may tell of no connection."""
+    found: dict[Connection, None] = {}
+    variables: dict[str, str] = {}
+    hosts: dict[int, dict[int, str]] = defaultdict(dict)  # by size of a communicator and rank
+    version, has_collectives, left = None, False, _MOST
+    for line in log:
+        if " via " not in line and "NCCL" not in line:
+            continue
+        text = uncoloured(line)
+        found |= dict.fromkeys(map(_connection, _CHANNEL.finditer(text)))
+        variables |= {match["name"]: match["value"] for match in _SET.finditer(text)}
+        for match in _RANK.finditer(text):
+            hosts[int(match["ranks"])][int(match["rank"])] = match["host"]
+            left -= 1
+        version = version or _VERSION.search(text)
+        has_collectives = has_collectives or " opCount " in text
+        if len(found) + len(variables) > left:
+            raise ImportFailedError(name, "tells of more than 2 million connections and ranks")
     return DebugLog(
-        *(name, tuple(found), variables, _layout(text)),
+        *(name, tuple(found), variables, _layout(hosts)),
         version=version and version["version"],
-        has_collectives=": opCount " in text,
-        ranks=max((int(match["ranks"]) for match in _RANK.finditer(text)), default=None),
+        has_collectives=has_collectives,
+        ranks=max(hosts, default=None),
     )
 
 
-def _layout(text: str) -> tuple[int, int] | None:
+def _layout(hosts: Mapping[int, Mapping[int, str]]) -> tuple[int, int] | None:
     """Of the largest communicator, if it tells of all its ranks, as many on each host."""
-    ranks: dict[int, dict[int, str]] = defaultdict(dict)
-    for match in _RANK.finditer(text):
-        ranks[int(match["ranks"])][int(match["rank"])] = match["host"]
-    if not ranks:
-        return None
-    size = max(ranks)
-    on_host = Counter(ranks[size].values())
-    if len(ranks[size]) != size or len(set(on_host.values())) != 1:
+    size = max(hosts, default=0)
+    on_host = Counter(hosts[size].values()) if size else Counter[str]()
+    if not size or on_host.total() != size or len(set(on_host.values())) != 1:
         return None
     return len(on_host), size // len(on_host)
 

@@ -7,7 +7,6 @@ iteration was timed (`-I`). Source: nccl-tests src/common.cu, src/util.cu and do
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
+from ddpsim.files import json_of
 from ddpsim.importers.measured import (
     Bandwidths,
     Layout,
@@ -90,8 +90,8 @@ def read_text_log(
 def read_json(name: str, text: str, operation: Operation) -> Measured:
     """What `-J` writes; raises ImportFailedError."""
     try:
-        data = json.loads(text)
-    except (RecursionError, ValueError) as error:
+        data = json_of(text)
+    except ValueError as error:
         raise ImportFailedError(
             name, f"this is not JSON ({error}): was the run cut off before its end?"
         ) from None

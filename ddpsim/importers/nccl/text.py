@@ -19,7 +19,7 @@ from ddpsim.importers.text import uncoloured
 __all__ = ["Device", "Line", "TextRow", "device_of", "has_rows", "is_figure", "plain_lines"]
 __all__ += ["table_rows"]
 
-_TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w*e\dm\d\w*)"
+_TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w{0,20}e\dm\d\w{0,20})"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
 _START = re.compile(rf"#(?!wrong)|(?<![\w.-]){_ROW.pattern}")
 _FIGURE = re.compile(r"N/A|-?[\d.]+(?:e[+-]?\d+)?")
@@ -27,10 +27,10 @@ _FIGURES = re.compile(
     rf"(?<![\w.-])\d+[ \t|]+\d+[ \t|]+{_TYPE}(?:[ \t|]+(?:[a-z]+|-?[\d.]+(?:e[-+]\d+)?|N/A)){{7}}"
 )
 _OF_NCCL = re.compile(r"(?<!\S)(\S+?):\d+:\d+ \[\w+\] (?:\S+ )?NCCL ")
-_LABELS_AT_THE_END = re.compile(r"(?:\[[^][]*\]\s*)+$")
+_LABELS_AT_THE_END = re.compile(r"(?:\[[^][]{0,80}\]\s{0,8}){1,8}$")
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d+)\s+)?(?:.*?\bPid\s+\d+\s+)?on\s+"
-    r"(?P<host>\S+)\s+device\s+(?P<ordinal>\S+)(?:\s+\[(?P<bus>[^]]*)\](?P<gpu>.*))?"
+    r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d{1,9})\s+)?(?:.{0,200}?\bPid\s+\d+\s+)?on\s+"
+    r"(?P<host>\S{1,253})\s+device\s+(?P<ordinal>\S{1,20})(?:\s+\[(?P<bus>[^]]{0,40})\](?P<gpu>.*))?"
 )
 
 

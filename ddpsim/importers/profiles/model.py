@@ -17,7 +17,6 @@ measured, `warnings` what predictions from it leave out. The CSV has the columns
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
+from ddpsim.files import json_of
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
@@ -189,13 +189,9 @@ def _read_csv(name: str, text: str) -> ModelProfile:
 
 def _read_json(name: str, text: str) -> ModelProfile:
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ImportFailedError(name, f"this is not JSON: {error.msg}", error.lineno) from None
-    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
-        raise ImportFailedError(
-            name, "this is no profile: too deep, or a number too long"
-        ) from None
+        data = json_of(text)
+    except ValueError as error:
+        raise ImportFailedError(name, f"this is not JSON: {error}") from None
     if data.get("schema") != SCHEMA:
         found = shown(data.get("schema"))
         raise ImportFailedError(name, f"its schema is {found}; wanted {SCHEMA!r}")

@@ -9,6 +9,7 @@ bars have no labels.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -29,7 +30,9 @@ from ddpsim.importers.training.runs import (
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["bars"]
+__all__ = ["MARKS_OF_BARS", "bars"]
+
+MARKS_OF_BARS = ("/s", "s/")
 
 _TIME = r"\d{1,5}(?::\d\d){1,2}"
 _RATE = r"(?P<rate>\d{1,12}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]{1,12}/s|s/[a-zA-Z]{1,12})"
@@ -43,7 +46,7 @@ _BARS = (
         rf"{_RATE}(?=\s(?P<rest>[^\n]{{0,80}}))"
     ),
 )
-_BEFORE_BAR = re.compile(r"[ \t]*(?:\d{1,3}%\||[━╸╺])")
+_BEFORE_BAR = re.compile(r"\d{1,3}%\||[━╸╺]")
 _FIGURE = re.compile(r"\d{1,12}(?:\.\d+)*")
 _REST = re.compile(r"^(?:\]|, [^]]*\])")  # of the bar before it
 _CUT_OFF = re.compile(r"[|}]|\[[\d:]+(?:<[\d:?]*)?(?:, *[\d.]*)?")  # another bar before a label
@@ -63,6 +66,7 @@ _OTHER = re.compile(
     ),
     re.IGNORECASE,
 )
+_MOST_LOOPS = 500
 _ENOUGH = 3  # bars, below which they may be of anything
 _FALLS = 2  # times: of ranks that share a terminal, one may be some iterations behind
 _APART, _ALIKE = 1.2, 1.1  # assumed: passes of one loop are nearer; loops so near are as good
@@ -143,6 +147,9 @@ class _Loop:
 def bars(lines: Iterable[Printed]) -> Iterator[StepLines | TooLittle]:
     """The step that a text's bars tell; nothing, where no bar may be of training."""
     loops, program = _loops(lines)
+    if len(loops) > _MOST_LOOPS:
+        yield TooLittle(program, f"draws {len(loops):,} different bars; keep those of training")
+        return
     _label_by_total(loops)
     may_train = [each for each in loops if not (each.evaluates or each.is_other)]
     left_out = [f"left out: {each}" for each in loops if each not in may_train]
@@ -196,7 +203,7 @@ def _loops(lines: Iterable[Printed]) -> tuple[list[_Loop], str]:
 def _drawn(lines: Iterable[Printed]) -> Iterator[tuple[Printed, str, re.Match[str]]]:
     """Each bar, and what stands before it in its line and belongs to it."""
     for line in lines:
-        if "/s" not in line.text and "s/" not in line.text:
+        if not any(mark in line.text for mark in MARKS_OF_BARS):
             continue
         end = line.start
         for found in (found for wanted in _BARS for found in wanted.finditer(line.text, end)):
@@ -276,9 +283,10 @@ def _is_drawn_within(inner: _Loop, outer: _Loop) -> bool:
     """
     if _lasts_passes(outer, inner) or outer.source != inner.source:
         return False
+    begins, ends = ([p[end].place for p in inner.passes] for end in (0, -1))
     for each in outer.passes:
         first, last = each[0], each[-1]
-        held = [p for p in inner.passes if first.place < p[0].place and p[-1].place < last.place]
+        held = inner.passes[bisect_right(begins, first.place) : bisect_left(ends, last.place)]
         within_s = sum(p[-1].at_s for p in held)
         # its own time goes on meanwhile, if both are of one run
         goes_on = last.at_s - first.at_s >= _WHOLE * within_s

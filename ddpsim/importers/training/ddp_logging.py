@@ -6,17 +6,20 @@ set_runtime_stats_and_log). Times are nanoseconds.
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
 
 __all__ = ["DdpLogging", "ddp_logging", "logged_data"]
 
-_DATA = re.compile(r"\{[^{}]*[\"']bucket_sizes[\"'][^{}]*\}")
+_MARK = re.compile(r"""["']bucket_sizes["']""")
+_ENTRY = re.compile(
+    r"""["'](\w{1,80})["']:[ \t\r\n]{0,8}(?:"([^"]*)"|'([^']*)'|\[([^][]*)\]|([^][,}"'\s]{1,40}))"""
+)
+_BRACE = re.compile(r"[{}]")
+_LONGEST = 2**20  # characters from { to }
 _MOST = 10**15
 
 
@@ -39,26 +42,39 @@ class DdpLogging(NamedTuple):
     comm_s: float | None
 
 
-def logged_data(text: str) -> Mapping[str, Any] | None:
-    """The last of DDP's data in a text, whatever else stands there; None: there is none."""
-    for found in reversed(_DATA.findall(text)):
-        for parse in (json.loads, ast.literal_eval):
-            try:
-                data = parse(found)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-            if isinstance(data, dict):
-                return data
-    return None
+def logged_data(log: Iterable[str]) -> Mapping[str, str] | None:
+    """The last of DDP's data in a log, whatever else stands there; None: there is none."""
+    last = None
+    for text in _braced(log):
+        if _MARK.search(text):
+            last = text
+    if last is None:
+        return None
+    return {found[1]: "".join(filter(None, found.groups()[1:])) for found in _ENTRY.finditer(last)}
 
 
-def ddp_logging(name: str, data: Mapping[str, Any]) -> DdpLogging:
+def _braced(log: Iterable[str]) -> Iterator[str]:
+    """What stands between { and } with no other brace in it, up to 1 Mi characters."""
+    parts, left = list[str](), 0  # nothing is left outside of braces
+    for line in log:
+        if not left and "{" not in line:
+            continue
+        at = 0
+        for brace in _BRACE.finditer(line):
+            if left > 0 and brace[0] == "}":
+                yield "".join([*parts, line[at : brace.start()]])
+            parts, left, at = [], _LONGEST if brace[0] == "{" else 0, brace.end()
+        if left > 0:
+            parts.append(line[at:])
+            left = max(0, left - len(parts[-1]))
+
+
+def ddp_logging(name: str, data: Mapping[str, str]) -> DdpLogging:
     """Read it; raises ImportFailedError where it is not of DDP."""
-    sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes")
-    if not isinstance(sizes, (str, list)):
+    sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
+    buckets = tuple(size for each in sizes.split(",") if (size := _whole(each)))
+    if not buckets:
         raise ImportFailedError(name, "its bucket_sizes are no list of bytes, as DDP logs them")
-    told = sizes if isinstance(sizes, list) else sizes.split(",")
-    buckets = tuple(size for each in told if (size := _whole(each)))
     return DdpLogging(
         world_size=_whole(data.get("world_size")),
         backend=_text(data.get("backend_name")),
@@ -77,22 +93,21 @@ def ddp_logging(name: str, data: Mapping[str, Any]) -> DdpLogging:
     )
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: str | None) -> int | None:
     """A whole number above zero, within reason."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
-        value = int(value)
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_whole and 0 < value <= _MOST else None
+    is_whole = value is not None and value.strip().isdecimal() and len(value) < 20
+    number = int(value or 0) if is_whole else 0
+    return number if 0 < number <= _MOST else None
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value not in ("", "N/A") else None
+def _text(value: str | None) -> str | None:
+    return None if value in ("", "N/A", "None", "null") else value
 
 
-def _is_on(data: Mapping[str, Any], key: str) -> bool:
-    return data.get(key) in (1, True, "1", "True")
+def _is_on(data: Mapping[str, str], key: str) -> bool:
+    return data.get(key) in ("1", "True", "true")
 
 
-def _seconds(data: Mapping[str, Any], key: str) -> float | None:
+def _seconds(data: Mapping[str, str], key: str) -> float | None:
     whole = _whole(data.get(key))
     return None if whole is None else whole * 1e-9

@@ -7,7 +7,6 @@ and numbers alone, and nothing else is read: a pickle may otherwise run code.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,14 +15,25 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.files import json_of
 from ddpsim.importers.kineto.measured import ITEM_BYTES
+from ddpsim.importers.text import foreign
+from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["FlightRecorder", "flight_recorder", "is_dump", "unpickled"]
 
 _TYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 _MOST = 10**12
 _DEEPEST = 100
-_DEEP = 1 << 26  # bytes of a dump that are read
+_LARGEST_BYTES = 2**26
+_MOST_INSTRUCTIONS = 8_000_000  # of a pickle: each makes at most one object
+_PLAIN = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST),
+    *(pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.NONE, pickle.NEWTRUE),
+    *(pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+)
 
 
 class FlightRecorder(NamedTuple):
@@ -36,19 +46,36 @@ class FlightRecorder(NamedTuple):
     seconds: dict[int, float]
 
 
-class _Plain(pickle.Unpickler):
-    """Of plain data; raises UnpicklingError for anything with a class."""
+class _Pickled(io.BytesIO):
+    """A pickle that ends after so many instructions, each of which is read by itself."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
+    left = _MOST_INSTRUCTIONS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size == 1:
+            self.left -= 1
+        return super().read(size) if self.left > 0 else b""
 
 
-def unpickled(name: str, content: bytes) -> Any:
+class _Plain(pickle._Unpickler):  # noqa: SLF001 -- the C one makes room for any index of its memo
+    """Of dicts, lists, strings and numbers alone; raises KeyError for any other instruction."""
+
+    dispatch = {  # noqa: RUF012 -- as the class above has it
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()  # noqa: SLF001
+        if bytes([code]) in _PLAIN
+    }
+
+
+def unpickled(source: SourceFile) -> Any:
     """Plain data of a pickle; raises ImportFailedError for what is no dump."""
-    if len(content) > _DEEP:
+    name = source.given
+    with foreign(source) as file:
+        content = file.read(_LARGEST_BYTES + 1)
+    if len(content) > _LARGEST_BYTES:
         raise ImportFailedError(name, "is larger than 64 MiB; dump fewer entries")
     try:
-        return _Plain(io.BytesIO(content)).load()
+        return _Plain(_Pickled(content)).load()
     except Exception:  # noqa: BLE001 -- a broken pickle raises what it likes
         raise ImportFailedError(
             name, "is a pickle, but no dump of PyTorch's flight recorder (plain data alone is read)"
@@ -71,7 +98,7 @@ def flight_recorder(name: str, data: Mapping[str, Any]) -> FlightRecorder:
             times[size].append(seconds)
     if not counts:
         raise ImportFailedError(name, "holds no all-reduce whose size is recorded")
-    backends = Counter(str(each.get("profiling_name", "")).partition(":")[0] for each in entries)
+    backends = Counter(_text(each.get("profiling_name")).partition(":")[0] for each in entries)
     version = data.get("nccl_version") or data.get("comm_lib_version")
     return FlightRecorder(
         _world_size(data.get("pg_config")),
@@ -84,7 +111,7 @@ def flight_recorder(name: str, data: Mapping[str, Any]) -> FlightRecorder:
 
 def _reduced(entries: list[dict[str, Any]]) -> Iterator[tuple[int, float | None]]:
     for each in entries:
-        called = str(each.get("profiling_name", "")).lower().replace("_", "")
+        called = _text(each.get("profiling_name")).lower().replace("_", "")
         if not called.endswith("allreduce"):
             continue
         size = _size_bytes(each.get("input_sizes"), each.get("input_dtypes"))
@@ -99,9 +126,14 @@ def _size_bytes(sizes: Any, dtypes: Any) -> int:
     shape = sizes[0] if isinstance(sizes, list) and sizes else None
     if not isinstance(shape, list) or not all(type(each) is int and each > 0 for each in shape):
         return 0
-    dtype = str(dtypes[0]).lower() if isinstance(dtypes, list) and dtypes else ""
+    dtype = _text(dtypes[0]).lower() if isinstance(dtypes, list) and dtypes else ""
     size = prod(shape) * ITEM_BYTES.get(_TYPES.get(dtype, ""), 0) if len(shape) < _DEEPEST else 0
     return size if size <= _MOST else 0
+
+
+def _text(value: Any) -> str:
+    """Empty for what is none: a list that holds itself many times over has no end as text."""
+    return value if isinstance(value, str) else ""
 
 
 def _world_size(groups: Any) -> int | None:
@@ -119,7 +151,7 @@ def _ranks(told: Any) -> list[Any]:
     """A list, or one in a string, as older versions have it."""
     if isinstance(told, str):
         try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
+            told = json_of(told)
+        except ValueError:
             return []
     return told if isinstance(told, list) else []

@@ -16,8 +16,8 @@ from math import nan
 from statistics import median
 from typing import NamedTuple
 
-from ddpsim.importers.text import Printed, printed
-from ddpsim.importers.training.bars import bars
+from ddpsim.importers.text import Printed, in_memory, printed
+from ddpsim.importers.training.bars import MARKS_OF_BARS, bars
 from ddpsim.importers.training.runs import (
     LONGEST_S,
     MAY_ACCUMULATE,
@@ -28,7 +28,7 @@ from ddpsim.importers.training.runs import (
     span,
     steady,
 )
-from ddpsim.importers.training.trainer_state import trainer_lines
+from ddpsim.importers.training.trainer_state import MARKS_OF_TRAINER, trainer_lines
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
@@ -162,9 +162,16 @@ _FORMATS = (
 )
 
 
-def step_lines(text: str) -> list[StepLines | TooLittle]:
-    """What each program tells whose lines stand in a text."""
-    lines = list(printed(text))
+_EVERY_MARK = {*MARKS_OF_BARS, *MARKS_OF_TRAINER, *(mark for f in _FORMATS for mark in f.marks)}
+_MARKS = re.compile("|".join(map(re.escape, sorted(_EVERY_MARK))))
+
+
+def step_lines(name: str, log: Iterable[str]) -> list[StepLines | TooLittle]:
+    """What each program tells whose lines stand in a log called `name`; lines have their ends.
+
+    Raises ImportFailedError where they are too many.
+    """
+    lines = in_memory(name, printed(log, _MARKS))
     told = [each for form in _FORMATS if (each := _told(form, lines))]
     return [*told, *trainer_lines(lines), *bars(lines)]
 

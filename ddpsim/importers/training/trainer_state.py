@@ -17,7 +17,9 @@ from ddpsim.importers.text import Printed, clock_s
 from ddpsim.importers.training.runs import Reading, StepLines, TooLittle, apart
 from ddpsim.units import format_duration
 
-__all__ = ["TrainerState", "trainer_lines", "trainer_state"]
+__all__ = ["MARKS_OF_TRAINER", "TrainerState", "trainer_lines", "trainer_state"]
+
+MARKS_OF_TRAINER = ("_runtime", "_steps_per_second", "epoch")
 
 _LEAST, _MOST = 1e-6, 1e9  # of rates and batches, within reason
 _MUCH = 0.05  # of a run that evaluates, from which on that time is taken out of its mean
@@ -96,10 +98,9 @@ class _Run(NamedTuple):
 def _runs(lines: Sequence[Printed]) -> Iterator[_Run]:
     """Runs of each rank that ended: evaluation before the end of one belongs to it."""
     told: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for number, each in enumerate(lines, 1):
+    for each in lines:
         if "_runtime" in each.text or "_steps_per_second" in each.text:
-            end = "\n" if number < len(lines) else ""  # the last line may be cut off
-            found = _METRIC.findall(each.text + end)
+            found = _METRIC.findall(each.text + "\n" * each.is_whole)
             told[each.source] += [(metric, clock_s(value)) for metric, value in found]
     for metrics in told.values():
         runtime_s = evaluation_s = 0.0

@@ -11,11 +11,13 @@ from itertools import chain, product
 from pathlib import Path
 
 from ddpsim.errors import Problem, ScenarioError
+from ddpsim.files import read_regular
 from ddpsim.settings import Setting, split_values
 
 __all__ = ["Axis", "Grid"]
 
 MOST_POINTS = 1_000_000
+_LARGEST_BYTES = 2**26  # of the CSV of an axis
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Axis:
         Raises ScenarioError.
         """
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_regular(path, _LARGEST_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise _refused(f"--axis {path}", f"cannot be read: {why}") from None

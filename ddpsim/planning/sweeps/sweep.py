@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import Problem, ScenarioError, shown
+from ddpsim.files import open_regular
 from ddpsim.planning.sweeps.computation import Computation
 from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
 from ddpsim.planning.sweeps.grid import Axis, Grid
@@ -157,8 +158,12 @@ def _digest(file: SourceFile | None) -> str:
         return ""
     try:
         files = sorted(file.path.iterdir()) if file.path.is_dir() else [file.path]
-        contents = [each.read_bytes() for each in files if each.is_file()]
-        return hashlib.sha256(b"".join(contents)).hexdigest()
+        found = hashlib.sha256()
+        for each in filter(Path.is_file, files):
+            with open_regular(each) as content:
+                for part in iter(partial(content.read, 2**20), b""):
+                    found.update(part)
+        return found.hexdigest()
     except OSError:
         return "unreadable"
 
