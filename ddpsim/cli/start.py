@@ -117,6 +117,7 @@ def run_app(commands: Callable[[], object]) -> None:
 
     Exit code 2 for a wrong scenario or option, 1 for what went wrong otherwise.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
             stream.reconfigure(errors="backslashreplace")
@@ -129,6 +130,17 @@ def run_app(commands: Callable[[], object]) -> None:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
         sys.exit(_report(error))
+
+
+def _open_closed_streams() -> None:
+    """What the shell has closed, as `>&-` does, becomes /dev/null: a file would get its number."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
 def _report(error: Exception) -> int:

@@ -97,9 +97,21 @@ def sweep(
         )
     found = _swept(file, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
     if write:
-        write(found)
+        _written(write, found)
         print(f"wrote {output}", file=sys.stderr)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_sweep(found))
+
+
+def _written(write: Callable[[Sweep], None], found: Sweep) -> None:
+    from ddpsim.errors import DdpsimError
+
+    try:
+        write(found)
+    except OSError as error:
+        raise DdpsimError(
+            f"{error.filename}: {error.strerror}; its journal holds every point: mend this, and "
+            "write it with --resume"
+        ) from None
 
 
 def _sweep_writer(output: Path) -> Callable[[Sweep], None]:

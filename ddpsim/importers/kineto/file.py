@@ -73,9 +73,9 @@ def read_trace_file(source: SourceFile) -> TraceFile:
     name = source.given
     with foreign_text(source, _HOW) as text, _no_collector():
         stream = JsonStream(text, _LARGEST)
-        if not stream.next_mark():
-            raise ImportFailedError(name, f"the file is empty; {_HOW}")
         try:
+            if not stream.next_mark():
+                raise ImportFailedError(name, f"the file is empty; {_HOW}")
             head, events = _read(name, stream)
         except TooLargeError as error:
             raise ImportFailedError(

@@ -8,7 +8,7 @@ from math import exp, log
 from pathlib import Path
 
 from ddpsim.errors import ImportFailedError, InputError, blamed_on
-from ddpsim.importers import text
+from ddpsim.importers.text import read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["StepsByBatch", "read_steps_by_batch"]
@@ -54,9 +54,9 @@ def read_steps_by_batch(path: str | Path) -> StepsByBatch:
     with blamed_on("steps_by_batch"):
         if not Path(path).is_file():
             raise ImportFailedError(name, f"no such file; wanted a CSV of {','.join(_COLUMNS)}")
-        content = text.read_text(SourceFile(name, Path(path)), "a CSV of batch,steps")
-        for line, row in text.table(name, content.splitlines(), _COLUMNS):
-            batch, steps = (text.whole(name, line, row[column], column) for column in _COLUMNS)
+        content = read_text(SourceFile(name, Path(path)), "a CSV of batch,steps")
+        for line, row in table(name, content.splitlines(), _COLUMNS):
+            batch, steps = (whole(name, line, row[column], column) for column in _COLUMNS)
             if batch in points:
                 raise ImportFailedError(name, f"has the batch {batch} twice; keep one", line)
             points[batch] = steps

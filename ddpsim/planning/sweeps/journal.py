@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from stat import S_ISREG
 from types import TracebackType
 from typing import Any, cast
 
@@ -58,7 +59,7 @@ class Journal:
         os.close(self._file)
 
     def add(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Keep what has been computed. Raises OSError, after which the journal is still sound."""
+        """Keep what has been computed. Raises JournalError, after which the journal is sound."""
         lines = [_written(key, outcome) for key, outcome in outcomes.items()]
         self._append("".join(lines).encode())
         self.known |= outcomes
@@ -72,11 +73,19 @@ class Journal:
         try:
             while data:
                 data = data[os.write(self._file, data) :]
+        except OSError as error:
+            os.ftruncate(self._file, before)
+            raise JournalError(
+                f"{self.path}: {error.strerror}; it holds {len(self.known):,} points: mend this, "
+                "and go on with --resume"
+            ) from None
         except BaseException:
             os.ftruncate(self._file, before)
             raise
 
     def _lock(self) -> None:
+        if not S_ISREG(os.fstat(self._file).st_mode):
+            raise JournalError(f"{self.path}: is no regular file; choose another -o")
         try:
             import fcntl  # noqa: PLC0415 -- not on Windows, where two sweeps must not share a file
         except ImportError:

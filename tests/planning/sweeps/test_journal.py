@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outcome import Outcome
 from sweep_of_caps import swept
 
 from ddpsim.planning.sweeps import computation
@@ -125,7 +127,28 @@ def test_a_full_disk_leaves_a_sound_journal(
         journal.add({"a": "why"})
         before = journal.path.read_bytes()
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(JournalError, match=r"j: No space left.* 1 points: .*--resume"):
             journal.add({"b": "x" * 40})
         monkeypatch.undo()
         assert journal.path.read_bytes() == before
+
+
+def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "j")
+    with pytest.raises(JournalError, match="j: is no regular file; choose another -o"):
+        Journal(tmp_path / "j", resume=False)
+
+
+def test_an_output_that_cannot_be_written_says_how_to_go_on(
+    tmp_path: Path, cli: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_path: Path, _content: object) -> None:
+        raise OSError(28, "No space left on device", "out.csv")
+
+    monkeypatch.setattr("ddpsim.files.write_atomically", full)
+    scenario = Path(__file__).resolve().parents[3] / "scenarios" / "resnet50-2x8-25gbit.yaml"
+    axis = ("--set", "ddp.bucket_cap_mb=1,25", "--jobs", "1")
+    done = cli("sweep", str(scenario), *axis, "-o", str(tmp_path / "out.csv"))
+    assert (done.code, done.out) == (1, "")
+    assert "out.csv: No space left on device; its journal holds every point" in done.err
+    assert "--resume" in done.err
