@@ -11,6 +11,10 @@ TERMS: dict[str, str] = TRAINING | {
 How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's
 tuner chooses for each size, as `ddpsim collective --tuning` shows.
 docs/explanation/algorithms.md.""",
+    "amount": """\
+What the step time means for a whole job: how long a billion tokens (a million samples of a model
+without tokens) take on these GPUs, without pauses, and the GPU-hours: time x GPUs. Give
+workload.dataset to see an epoch instead; `ddpsim plan` answers for a target.""",
     "algbw": """\
 Algorithm bandwidth: message size over time, as nccl-tests prints it. It falls as ranks
 are added even on the same links; compare links by busbw instead.""",
@@ -19,8 +23,8 @@ The collective that sums a buffer over all ranks and leaves the sum on each. DDP
 all-reduces one bucket of gradients at a time. A ring moves 2(N-1)/N of the bytes per
 rank.""",
     "bottleneck": """\
-What costs most besides compute, and so what to change first: communication,
-stragglers, data or host; compute when none of them costs 3 % of the step.""",
+What would shorten the step most: communication that is exposed, stragglers, data or the host.
+It is compute where none of them costs as much as compute 10 % faster would save.""",
     "bucket": """\
 Gradients that DDP reduces together in one all-reduce. A bucket closes once it has
 at least its cap (ddp.bucket_cap_mb, in MiB), so it may exceed it by one tensor. Small
@@ -38,12 +42,19 @@ measured. docs/explanation/diagnosis.md.""",
 A format for execution traces, a graph of one rank's work and collectives, which ASTRA-sim
 and others replay. `ddpsim trace --format chakra` writes one step; `ddpsim import` reads
 those of real jobs. docs/how-to/report.md.""",
+    "compute time": """\
+What the device's kernels take: measured (workload.step_time, a profile or a trace), or estimated
+by the roofline. In the interval it is moved to both edges of its 80 % range.
+docs/explanation/compute.md.""",
     "critical path": """\
 The chain of work, transfers and waits that ends the step: shortening anything that is
 not on it changes nothing.""",
     "data wait": """\
 Time of a step in which the GPU waits for its next batch. Give `ddpsim diagnose` what a
 profiler shows, or time next(loader).""",
+    "devices": """\
+GPUs and CPUs with their rates, memory and usual links (cluster.device). `ddpsim list devices`
+prints the presets; `ddpsim calibrate device` measures one of your own.""",
     "ecmp": """\
 Several equal paths out of a leaf switch (inter_node.uplinks), onto which flows are hashed.
 Two on one path have half each, and the all-reduce waits for the slowest flow.""",
@@ -103,12 +114,22 @@ What a doubling of the GPUs gives: throughput over twice that of half the GPUs (
 DDP's own (ddp.mixed_precision): forward and backward use copies of the parameters in half
 precision, and gradients are sent in it. Autocast (workload.precision) is another way.
 docs/explanation/mixed-precision.md.""",
+    "network model": """\
+What collectives take: by links and NCCL's algorithm, by a cluster profile, or by a log of yours.
+In the interval all of them together are moved to both edges of their 80 % range.""",
     "nvls": """\
 NVLink SHARP: the NVSwitch sums what the GPUs send it, so that each sends a message once
 instead of almost twice. NCCL takes it for large messages on Hopper and newer.""",
     "overlap": """\
 overlap_fraction = 1 - exposed / communication time. Not what DDP logs under that name
 (from the first bucket's start to the end of backward).""",
+    "other": """\
+The rest of a step: copies out of buckets, the buffers' broadcast, and gaps in which the device
+waits for the host to launch.""",
+    "parameter server": """\
+Ranks send gradients to servers, which update the parameters and send them back
+(ddp.strategy: parameter_server). The servers' links carry the traffic of all ranks.
+docs/explanation/strategies.md.""",
     "peer-to-peer": """\
 GPUs of a node that write into each other's memory, over NVLink or PCIe. Without it (in some
 containers and virtual machines, or under NCCL_P2P_DISABLE=1) they share host memory's
@@ -149,6 +170,11 @@ updates its shard alone, one device all parameters.""",
     "skew": """\
 Time spent inside collectives waiting for late peers. Every rank shows it but the late
 one, so per-rank timers cannot find a straggler.""",
+    "strategies": """\
+How ranks train one model together (ddp.strategy): ddp; zero1, fully_shard, hsdp, fsdp1, deepspeed
+and distributed_optimizer share parts of it out; naive, naive_flat, per_parameter and
+parameter_server show what DDP improves; local_sgd averages parameters.
+docs/explanation/strategies.md.""",
     "straggler": """\
 A rank that computes more slowly than the others (cluster.stragglers). In DDP all ranks
 run at the speed of the slowest.""",
@@ -166,10 +192,14 @@ Latency grows as log N, a ring's as N; over two nodes it sends half of what a ri
 Where an input came from, best first: measured (on these devices, by us or by ddpsim),
 imported (your log), published (others' figures), datasheet, stated (written in the
 scenario), assumed. An answer is no better than its worst important input.""",
+    "throughput": """\
+Samples that all ranks train on in a second, and each GPU. A language model's sample is one
+sequence.""",
     "units": """\
 Every quantity carries its unit: 5 us, 391.2 ms; 40 GiB; 100 Gbit/s (a link's bits), 20
 GB/s (bytes; a bus bandwidth). k, M, G are decimal, Ki, Mi, Gi binary. Only
-bucket_cap_mb is a bare number, as in torch: MiB (25 = 26 214 400 B).""",
+bucket_cap_mb is a bare number, as in torch: MiB (25 = 26 214 400 B). ddpsim prints sizes in
+MiB and GiB, as torch counts buckets and memory, and rates in decimal bytes, as links are sold.""",
     "utilization": """\
 GPU utilization as nvidia-smi shows it counts a GPU as busy while any kernel runs, an
 NCCL kernel that waits for a peer included: 100 % does not mean that it computes.""",
@@ -215,8 +245,8 @@ NCCL's algorithm for small reduce-scatters and all-gathers between nodes of one 
 in place of a ring's N-1, from NCCL 2.23 on. docs/explanation/nccl.md.""",
     "perfect overlap": """\
 The step if all communication were hidden as far as it can be: the longer of compute and
-communication. No overlap: their sum. Compute only: without communication. `ddpsim run` shows the
-three for comparison.""",
+communication. No overlap: their sum. Compute only: without communication. `ddpsim run --verbose`
+shows the three for comparison.""",
     "warm-up": """\
 The first iterations, which differ from the others: before DDP has rebuilt its buckets nothing
 overlaps. The step time leaves them out. Start-up costs are not counted.""",
@@ -238,7 +268,20 @@ _ALIASES = {
     **dict.fromkeys(("device-bound", "host-bound"), "estimate"),
     **dict.fromkeys(("host time", "kernel", "launch overhead"), "host"),
     **dict.fromkeys(("grad_scaler", "gradscaler", "read_loss_every"), "host wait"),
-    **dict.fromkeys(("network model", "compute time"), "interval"),
+    **dict.fromkeys(("forward", "backward", "optimizer", "compute"), "compute time"),
+    **dict.fromkeys(("gpu-hours", "epoch"), "amount"),
+    **dict.fromkeys(("in flight", "hidden", "exposed comm", "communication"), "exposed"),
+    **dict.fromkeys(("first iteration", "startup"), "warm-up"),
+    **dict.fromkeys(("ring all-reduce", "ring allreduce"), "ring"),
+    **dict.fromkeys(
+        ("ring simple", "ring ll", "ring ll128", "tree simple", "tree ll", "tree ll128"),
+        "protocol",
+    ),
+    "strategy": "strategies",
+    "device": "devices",
+    "held up by": "straggler",
+    "uncalibrated interference": "interference",
+    "mib": "units",
     "oversubscription": "leaf",
     "post-local sgd": "local sgd",
     "fits": "memory",
@@ -250,7 +293,6 @@ _ALIASES = {
     **dict.fromkeys(("ll", "ll128", "simple"), "protocol"),
     **dict.fromkeys(("quantization_perchannel", "quantization_pertensor"), "quantization"),
     "world size": "rank",
-    "throughput": "scaling",
     "syncbatchnorm": "sync batch norm",
     **dict.fromkeys(
         ("assumed", "datasheet", "imported", "inputs", "measured", "published", "stated"), "trust"

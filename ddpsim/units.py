@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Context, Decimal
 
 __all__ = [
@@ -149,21 +150,21 @@ def format_percent(share: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size in decimal units: `102 MB`."""
-    return f"{_with_prefix(size_bytes)}B"
+    """A size in binary units, as torch counts buckets and memory: `25.0 MiB`, `80.0 GiB`."""
+    return f"{_with_prefix(size_bytes, ('Ti', 'Gi', 'Mi', 'Ki'))}B"
 
 
 def format_bytes_per_s(rate: float) -> str:
-    """A bandwidth in decimal bytes per second: `12.5 GB/s`."""
-    return f"{_with_prefix(rate)}B/s"
+    """A bandwidth in decimal bytes per second, as links are sold: `12.5 GB/s`."""
+    return f"{_with_prefix(rate, 'TGMk')}B/s"
 
 
-def _with_prefix(value: float) -> str:
-    rounded = _in_three_digits(value) if abs(value) >= 1000 else round(value)
-    for prefix in ("T", "G", "M", "k"):
-        if abs(rounded) >= _PREFIX[prefix]:
-            return f"{_three(rounded / _PREFIX[prefix])} {prefix}"
-    return f"{rounded} "
+def _with_prefix(value: float, prefixes: Sequence[str]) -> str:
+    """By the largest prefix that leaves one or more in three digits: 999.7 kB/s are 1.00 MB/s."""
+    for prefix in prefixes:
+        if abs(_in_three_digits(value / _PREFIX[prefix])) >= 1:
+            return f"{_three(value / _PREFIX[prefix])} {prefix}"
+    return f"{round(value)} "
 
 
 def _in_three_digits(value: float) -> float:
@@ -218,6 +219,15 @@ def _ambiguous_rate(text: str, unit: str, prefix: str) -> str:
 
 
 def _unknown_unit(text: str, unit: str, wanted: str) -> str:
+    amount = _AMOUNT.match(unit)
+    kinds = {
+        "a time": unit in _SECONDS,
+        "a rate": _RATE.match(unit),
+        "a number of bits": amount and _is_bit(amount),
+        "a size": amount,
+    }
+    if kind := next((kind for kind, matches in kinds.items() if matches), None):
+        return f"{text!r} is {kind}; write {wanted}"
     near = _near_unit(unit)
     hint = f" (did you mean {near!r}?)" if near else ""
     return f"{text!r} has the unknown unit {unit!r}{hint}; write {wanted}"

@@ -26,6 +26,7 @@ from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
+from ddpsim.result.words import edges_in_words
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
@@ -114,18 +115,11 @@ def _simulated(job: Job, engine: EngineMode) -> Result:
         told.known = [f"the step takes {format_duration(mean_s)}"]
         told.advance()
         result = _predicted(job, simulated, engine)
-        told.known = [f"{told.known[0]}, {_edges_in_words(result)}"]
+        told.known = [f"{told.known[0]}, {edges_in_words(result.prediction_interval_s)}"]
         told.advance()
         result = replace(result, next_steps=next_steps(job, result))
         told.advance()
     return result
-
-
-def _edges_in_words(result: Result) -> str:
-    interval = result.prediction_interval_s
-    if interval is None:
-        return "without an interval"
-    return f"{format_duration(interval.low)} to {format_duration(interval.high)}"
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:

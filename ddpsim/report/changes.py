@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, interval_in_words, labelled, named_rows, warned
+from ddpsim.report.lines import command, labelled, named_rows, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
+from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, long_duration_in
 from ddpsim.wording import counted
 
@@ -39,8 +40,7 @@ def render_comparison(comparison: Comparison) -> str:
 def _comparison(comparison: Comparison) -> Iterator[str]:
     yield f"{comparison.name[:70]}   {counted(comparison.world_size, 'rank')}"
     yield ""
-    interval = comparison.prediction_interval_s
-    spread = interval_in_words(interval) if interval else "no interval can be had"
+    spread = interval_in_words(comparison.prediction_interval_s)
     step = format_duration(comparison.step_s)
     if comparison.baseline:
         yield from labelled("baseline", comparison.baseline)

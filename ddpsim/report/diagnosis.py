@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, cut, interval_in_words, labelled, screen_width
+from ddpsim.report.lines import command, cut, labelled, screen_width
 from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
+from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import ranks
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from textwrap import shorten, wrap
 
-from ddpsim.result.model import PredictionInterval
 from ddpsim.settings import Setting
-from ddpsim.units import format_duration
 
 __all__ = [
     "columns",
     "command",
     "cut",
     "indented",
-    "interval_in_words",
     "labelled",
     "named_rows",
     "screen_width",
@@ -68,12 +66,6 @@ def cut(text: str, most: int) -> str:
     return short if len(short) > most // 2 or short == text else f"{text[: most - 4]} ..."
 
 
-def interval_in_words(interval: PredictionInterval) -> str:
-    """Level and edges: `80% interval 70.1 ms to 85.3 ms`."""
-    low, high = format_duration(interval.low), format_duration(interval.high)
-    return f"{interval.level:.0%} interval {low} to {high}"
-
-
 def labelled(label: str, text: str) -> Iterator[str]:
     """A label and its text, wrapped beside it."""
     rows = wrap(text, screen_width() - 12, break_on_hyphens=False) or [""]
@@ -81,17 +73,28 @@ def labelled(label: str, text: str) -> Iterator[str]:
         yield f"{label if number == 0 else '':<12}{row}"
 
 
-def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool) -> Iterator[str]:
-    """A label and rows of cells below each other; the last cells are cut, or wrapped if `whole`."""
+def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool = True) -> Iterator[str]:
+    """A label and rows of cells below each other; the last cells are wrapped.
+
+    If not `whole`, they end with the last clause that has room on their line.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     indent = 12 + sum(widths) + 2 * len(widths)
     for row in rows:
         cells = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
         room = screen_width() - indent
-        texts = wrap(row[-1], room, break_on_hyphens=False) if whole else [cut(row[-1], room)]
+        text = row[-1] if whole else _clauses(row[-1], room)
+        texts = wrap(text, room, break_on_hyphens=False)
         yield f"{label:<12}{cells}{texts[0]}"
         yield from (f"{'':<{indent}}{text}" for text in texts[1:])
         label = ""
+
+
+def _clauses(text: str, most: int) -> str:
+    """The first clauses that have room together, one at least."""
+    ends = [found.start() for found in re.finditer(r"[,;] ", text)]
+    fitting = [end for end in (*ends, len(text)) if end <= most]
+    return text[: max(fitting, default=min((*ends, len(text))))]
 
 
 def named_rows(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpsim.report.lines import labelled
+from ddpsim.result.model import Result
 from ddpsim.result.training import Epoch, LearningRate, Pause, Training
 from ddpsim.units import (
     format_bytes,
@@ -39,10 +40,12 @@ def step_in_words(training: Training) -> str:
     return ", ".join(found)
 
 
-def training_lines(training: Training) -> Iterator[str]:
-    """What is known of epochs, pauses and the learning rate."""
-    if epoch := training.epoch:
-        yield from labelled("epoch", _epoch(epoch))
+def training_lines(training: Training, result: Result) -> Iterator[str]:
+    """What the step means for a training: an epoch or an amount, pauses, the learning rate."""
+    if training.epoch:
+        yield from labelled("epoch", _epoch(training.epoch, result.world_size))
+    else:
+        yield from labelled("amount", _amount(training, result))
     if training.pauses:
         yield from labelled("pauses", "; ".join(map(_pause, training.pauses)))
     if rate := training.learning_rate:
@@ -56,7 +59,19 @@ def _pause(pause: Pause) -> str:
     return f"checkpoint of {format_bytes(pause.size_bytes or 0)}, {took}"
 
 
-def _epoch(epoch: Epoch) -> str:
+def _amount(training: Training, result: Result) -> str:
+    """A billion tokens or a million samples: how long, and on how many GPUs together."""
+    what, a_second = "1 billion tokens", (training.tokens_per_s or 0.0) / 1e9
+    if not a_second:
+        what, a_second = "1 million samples", result.throughput_samples_per_s / 1e6
+    return f"{what} in {_took(1 / a_second, result.world_size)}"
+
+
+def _took(time_s: float, gpus: int) -> str:
+    return f"{format_long_duration(time_s)}, {format_number(time_s * gpus / 3600)} GPU-hours"
+
+
+def _epoch(epoch: Epoch, gpus: int) -> str:
     if not epoch.steps:
         return f"no step: {epoch.samples:,} samples fill no batch on every rank, and are dropped"
     others = ""
@@ -64,7 +79,7 @@ def _epoch(epoch: Epoch) -> str:
         others = f", {epoch.padded_samples:,} of them taken twice to pad"
     if epoch.dropped_samples:
         others = f", {epoch.dropped_samples:,} of them dropped"
-    took = format_long_duration(epoch.time_s)
+    took = _took(epoch.time_s, gpus)
     return f"{counted(epoch.steps, 'step')}, {took}: {epoch.samples:,} samples{others}"
 
 

@@ -35,8 +35,8 @@ __all__ = [
     "typical_step",
 ]
 
-# below this share of the step a cause is not worth naming before the compute itself
-_WORTH_NAMING = 0.03
+# of the compute: a cause that costs less would shorten the step less than compute 10 % faster
+_WORTH_NAMING = 1 - 1 / 1.1
 _PACED = 1e-4  # of a step: rounding, over all of them
 _AVERAGE = "average"  # of the parameters: how its cause begins
 
@@ -279,7 +279,7 @@ def _bottleneck(
     steps: list[Step],
     context: Context,
 ) -> Bottleneck:
-    """The largest cost beside the compute itself, if it is large enough to name.
+    """What would shorten the step most: the largest cost, if more than compute 10 % faster saves.
 
     A loader that every step waits for, or whose batches take as long as a step, sets the pace,
     whatever else is longer. A rank that is always the slowest waits for nobody: its cost shows on
@@ -299,8 +299,8 @@ def _bottleneck(
     waits_for_data = _waits_for_data(breakdown, steps, context)
     kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
-    if share < _WORTH_NAMING and not waits_for_data:
-        compute = breakdown.forward + breakdown.backward_compute + breakdown.optimizer
+    compute = breakdown.forward + breakdown.backward_compute + breakdown.optimizer
+    if causes[kind] < _WORTH_NAMING * compute and not waits_for_data:
         return Bottleneck("compute", f"compute takes {compute / whole:.1%} of the step")
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
     if kind == "communication":

@@ -64,7 +64,7 @@ def test_a_log_without_the_sizes_asked_for_is_refused(
     outcome = cli(*asked)
     assert outcome.code == 2
     said = " ".join(outcome.err.split())
-    assert "holds none of the sizes asked for, but 1.05 MB to 4.19 MB" in said
+    assert "holds none of the sizes asked for, but 1.00 MiB to 4.00 MiB" in said
 
 
 def test_a_log_of_other_ranks_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:

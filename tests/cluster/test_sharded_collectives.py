@@ -274,7 +274,7 @@ def test_logs_of_shards_come_first(
         assert duration_ns(slower) == 2 * duration_ns(held.transfer(operation, 64 * MIB))
     both = cost_of(**NVLS | {"all_reduce": log} | shards)
     assert [*times_ns(both)] == [800_000, 800_000, 400_000]
-    with pytest.raises(InputError, match=r"67.1 MB\), and nothing else tells of it; measure"):
+    with pytest.raises(InputError, match=r"64.0 MiB\), and nothing else tells of it; measure"):
         both.transfer("all_gather", 65 * MIB)
 
 

@@ -241,7 +241,7 @@ def test_all_reduces_that_nothing_is_known_of_are_refused(cli: Callable[..., Any
     logged = str(ROOT / "scenarios" / "resnet50-nccl-log.yaml")
     done = cli("diagnose", logged, "--measured-all-reduce", "100 GB: 1 s")
     assert done.code == 2
-    assert "cluster.all_reduce: a message of 100 GB lies outside the sizes measured" in done.err
+    assert "cluster.all_reduce: a message of 93.1 GiB lies outside the sizes measured" in done.err
 
 
 def test_bad_options_are_named(cli: Callable[..., Any]) -> None:

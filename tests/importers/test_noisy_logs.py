@@ -97,7 +97,7 @@ def test_a_noisy_log_makes_a_prediction_as_uncertain(tmp_path: Path) -> None:
     assert found.uncertainty is not None
     assert found.uncertainty.sigma == pytest.approx(math.log(2) / math.sqrt(2))
     assert found.uncertainty.basis == f"in-place and out-of-place times in {log}"
-    assert found.provenance[0].source.endswith("134 MB; in place and out of place vary by 49 %")
+    assert found.provenance[0].source.endswith("128 MiB; in place and out of place vary by 49 %")
     assert "differ by more than 1.5 x at 8 of 18 sizes" in found.warnings[0]
 
 

@@ -74,7 +74,7 @@ def load_changed(settings: tuple[str, ...]) -> Any:
 def test_the_least_is_said_where_nothing_is_enough() -> None:
     (least,) = ways_to_fit(job_of("workload.model=gpt2-xl", "cluster.gpus_per_node=1"))
     assert least.why.startswith("does not fit even with gradient_as_bucket_view")
-    assert " of 23.8 GB" in least.why
+    assert " of 22.2 GiB" in least.why
 
 
 def test_of_a_measured_step_no_other_compute_is_claimed() -> None:

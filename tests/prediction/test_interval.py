@@ -104,7 +104,7 @@ def short_log(tmp_path: Path) -> str:
 def test_a_tiny_bucket_outside_a_log_is_said_and_widens_nothing() -> None:
     """4 kB of 78 MB: no time to speak of."""
     result = predict("gloo-cpu", "ddp.bucket_cap_mb=1")
-    assert any("4.10 kB to 4.10 kB) lie outside" in warning for warning in result.warnings)
+    assert any("4.00 KiB to 4.00 KiB) lie outside" in warning for warning in result.warnings)
     assert result.prediction_interval_s is not None
     (network,) = (s for s in result.prediction_interval_s.sources if s.input == "network model")
     assert "interpolated between its sizes" in network.basis
@@ -114,7 +114,7 @@ def test_a_log_that_is_extrapolated_says_so_and_widens_the_interval(short_log: s
     inside = predict("resnet50-nccl-log")
     outside = predict("resnet50-nccl-log", short_log, "run.allow_extrapolation=true")
     assert not inside.warnings
-    assert "5 of 5 all-reduce sizes (8.20 MB to 31.5 MB) lie outside" in outside.warnings[0]
+    assert "5 of 5 all-reduce sizes (7.82 MiB to 30.0 MiB) lie outside" in outside.warnings[0]
     assert "a log of other ranks or sizes" in str(outside.prediction_interval_s)
 
 

@@ -63,7 +63,7 @@ def test_scenarios_answer_soundly_on_one_screen(path: Path) -> None:
     assert all(b.ready_s <= b.start_s <= b.end_s for b in result.buckets)
     assert all(math.isfinite(number) for number in numbers(result.to_dict()))
     lines = render(result, path.name).splitlines()
-    assert len(lines) <= 50
+    assert len(lines) <= 24
     assert max(len(line) for line in lines) <= 100
 
 

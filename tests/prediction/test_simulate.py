@@ -56,7 +56,7 @@ def test_reference_engine_agrees() -> None:
 )
 def test_warm_up_says_whether_buckets_are_rebuilt(setting: str, words: str) -> None:
     result = predict("resnet50-8xa100", setting)
-    assert words in render(result, "x.yaml")
+    assert words in render(result, "x.yaml", verbose=True)
     assert (result.buckets_rebuilt_at is None) == (words == "buckets never rebuilt")
 
 

@@ -73,7 +73,7 @@ def test_times_of_all_reduces_are_read(source: SourceFile) -> None:
     assert found.all_reduces == {4 * 2**20: pytest.approx(400e-6)}
     (learned,) = recognise(source.path)
     assert learned.facts[0] == "7 nodes, 500 us of compute"
-    assert "2 x all-reduce of 4.19 MB, 400 us each" in learned.facts
+    assert "2 x all-reduce of 4.00 MiB, 400 us each" in learned.facts
 
 
 def test_a_cluster_takes_them(source: SourceFile) -> None:

@@ -73,7 +73,7 @@ def test_rows_without_header_and_devices_tell_their_ranks(tmp_path: Path) -> Non
     found = learned(tmp_path, rows(TIMES))
     assert found.facts[:2] == (
         "8 ranks (1 x 8) (not listed)",
-        "all-reduces of 1.05 MB in 100 us to 16.8 MB in 900 us",
+        "all-reduces of 1.00 MiB in 100 us to 16.0 MiB in 900 us",
     )
     assert "1 x 8 ranks: the file tells their number alone" in found.assumed[-1]
     document = starting_point([found]).document
@@ -89,7 +89,7 @@ def test_few_rows_say_how_many_more_they_need(tmp_path: Path) -> None:
 
 def test_milliseconds_are_told_by_the_bandwidths(tmp_path: Path) -> None:
     found = learned(tmp_path, IN_MS)
-    assert "all-reduces of 8 B in 34.0 us to 33.6 MB in 5.00 ms" in found.facts
+    assert "all-reduces of 8 B in 34.0 us to 32.0 MiB in 5.00 ms" in found.facts
     small = "\n".join(IN_MS.splitlines()[:-1])
     with pytest.raises(ImportFailedError, match="times are below 1 us, perhaps of milliseconds"):
         learned(tmp_path, small)

@@ -38,7 +38,7 @@ def test_memory_over_the_step_has_the_results_peak(board: Storyboard) -> None:
     assert peak
     resident = memory.parameters + memory.optimizer + memory.buffers
     most = resident + peak.parameters + peak.gradients + peak.reductions
-    assert max(whole) * 1e9 == pytest.approx(most)
+    assert max(whole) * 2**30 == pytest.approx(most)
     times_ms = areas[0]["x"]
     assert times_ms == sorted(times_ms)
     assert times_ms[-1] == board.choices[board.own].step.length_ns / 1e6
@@ -73,4 +73,4 @@ def test_other_shards_have_a_page(
     assert own.choices[own.own].held[0][0] == 0
     found = Page(page(own))
     areas = found.data["figures"]["memory"]["data"]
-    assert max(areas[1]["y"]) * 1e9 >= own.result.memory_bytes_per_gpu.gradients / 2 > 0
+    assert max(areas[1]["y"]) * 2**30 >= own.result.memory_bytes_per_gpu.gradients / 2 > 0

@@ -80,11 +80,11 @@ def test_reads(parse: Parse, text: str, value: float) -> None:
         (parse_duration, "5 MS", "unknown unit 'MS' (did you mean 'ms'?)"),
         (parse_duration, "5 parsec", "unknown unit 'parsec'; write a time in ns, us, ms"),
         (parse_duration, "1,5 ms", "'1,5 ms' has a comma; write a decimal point"),
-        (parse_duration, "5 GB", "unknown unit 'GB'"),
+        (parse_duration, "5 GB", "'5 GB' is a size; write a time in ns"),
         (parse_duration, "5 ms 3 us", "unknown unit 'ms 3 us'"),
         (parse_duration, "1.2.3 ms", "unknown unit '.3 ms'"),
         (parse_bytes, "25", "25 has no unit"),
-        (parse_bytes, "80 Gbit", "unknown unit 'Gbit'"),
+        (parse_bytes, "80 Gbit", "'80 Gbit' is a number of bits; write a size"),
         (parse_bytes, "80 gb", "unknown unit 'gb' (did you mean 'GB'?)"),
         (parse_bytes, "25 M", "unknown unit 'M'"),
         (parse_bytes_per_s, "100Gb", "write '100 Gbit/s' (a link's bits per second) or '100 GB/s'"),
@@ -95,7 +95,7 @@ def test_reads(parse: Parse, text: str, value: float) -> None:
         (parse_bytes_per_s, "10 gbps", "write '10 Gbit/s' (a link's bits per second) or '10 GB/s'"),
         (parse_bytes_per_s, "inf GB/s", "'inf GB/s' is not a quantity"),
         (parse_bytes_per_s, "100", "100 has no unit; write a bandwidth such as '100 Gbit/s'"),
-        (parse_bytes_per_s, "5 ms", "unknown unit 'ms'"),
+        (parse_bytes_per_s, "5 ms", "'5 ms' is a time; write a bandwidth such as"),
         (parse_flops_per_s, "312", "312 has no unit"),
         (parse_flops_per_s, "312 T", "unknown unit 'T'; write a rate such as '312 TFLOP/s'"),
         (parse_flops_per_s, "312 mFLOP/s", "unknown unit 'mFLOP/s'"),
@@ -206,18 +206,37 @@ def test_formats_durations(seconds: float, text: str) -> None:
         (-0.3, "0 B"),
         (4, "4 B"),
         (999, "999 B"),
-        (999.7, "1.00 kB"),
-        (1000, "1.00 kB"),
-        (999_600, "1.00 MB"),
-        (102_228_128, "102 MB"),
-        (26_214_400, "26.2 MB"),
-        (80e9, "80.0 GB"),
-        (5e15, "5000 TB"),
+        (1023.4, "1023 B"),
+        (1023.6, "1.00 KiB"),
+        (1024, "1.00 KiB"),
+        (102_228_128, "97.5 MiB"),
+        (26_214_400, "25.0 MiB"),
+        (1020 * 2**20, "1020 MiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (5e15, "4550 TiB"),
     ],
 )
 def test_formats_bytes(size_bytes: float, text: str) -> None:
+    """As torch counts buckets and memory."""
     assert format_bytes(size_bytes) == text
-    assert format_bytes_per_s(size_bytes) == f"{text}/s"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (-0.3, "0 B/s"),
+        (999, "999 B/s"),
+        (999.7, "1.00 kB/s"),
+        (1000, "1.00 kB/s"),
+        (999_600, "1.00 MB/s"),
+        (26_214_400, "26.2 MB/s"),
+        (80e9, "80.0 GB/s"),
+        (5e15, "5000 TB/s"),
+    ],
+)
+def test_formats_rates(rate: float, text: str) -> None:
+    """As links are sold."""
+    assert format_bytes_per_s(rate) == text
 
 
 @given(st.integers(0, 10**12), st.integers(0, 9))

@@ -10,9 +10,9 @@ from plotly.graph_objects import Bar, Figure, Scatter
 
 from ddpsim.report.page.looks import OKABE_ITO, Look
 from ddpsim.report.page.tables import parts
-from ddpsim.report.page.words import interval_name
 from ddpsim.result.model import Result
 from ddpsim.result.sweep import Point, Sweep
+from ddpsim.result.words import interval_name
 from ddpsim.settings import Setting
 
 __all__ = ["Figure", "step_figure", "sweep_figure"]
@@ -63,7 +63,7 @@ def _step(result: Result) -> Scatter:
         }
     )
     return Scatter(
-        name=f"step, {interval_name(result)}" if interval else "step",
+        name=f"step, {interval_name(interval)}" if interval else "step",
         x=[mean_s * 1e3],
         y=["step"],
         mode="markers",

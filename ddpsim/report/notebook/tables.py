@@ -7,13 +7,13 @@ from html import escape
 
 from ddpsim.errors import printable
 from ddpsim.report.changes import interval_of, signed, signed_bytes, verdict
-from ddpsim.report.lines import interval_in_words
 from ddpsim.report.sweep import short_keys, shown_points
 from ddpsim.report.text import PARTS
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
-from ddpsim.result.model import PredictionInterval, Result
+from ddpsim.result.model import Result
 from ddpsim.result.sweep import Point, Sweep
+from ddpsim.result.words import interval_in_words
 from ddpsim.units import (
     format_bytes,
     format_duration,
@@ -36,7 +36,7 @@ def result_table(result: Result) -> str:
 
 def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
     step_s = result.iteration_time_s.mean
-    yield "step", format_duration(step_s), _interval(result.prediction_interval_s)
+    yield "step", format_duration(step_s), interval_in_words(result.prediction_interval_s)
     efficiency = f"{format_percent(result.scaling_efficiency)} of one device without DDP"
     yield "throughput", f"{format_number(result.throughput_samples_per_s)} samples/s", efficiency
     yield "bottleneck", result.bottleneck.kind, result.bottleneck.text
@@ -88,7 +88,9 @@ def comparison_table(comparison: Comparison) -> str:
     """A row a change, the fastest first, then those that cannot be had."""
     step = format_duration(comparison.step_s)
     size = counted(comparison.world_size, "rank")
-    title = f"{comparison.name}, {size}: {step}, {_interval(comparison.prediction_interval_s)}"
+    title = (
+        f"{comparison.name}, {size}: {step}, {interval_in_words(comparison.prediction_interval_s)}"
+    )
     head = ("option", "step", "change", "", "80% interval", "memory", "")
     ordered = sorted(comparison.changes, key=lambda change: (bool(change.problem), change.change_s))
     return _table(title, map(_change, ordered), head)
@@ -135,10 +137,6 @@ def _role(plan: CapacityPlan, size: Capacity) -> str:
         "does not fit in memory": size.fits is False,
     }
     return ", ".join(role for role, holds in roles.items() if holds)
-
-
-def _interval(interval: PredictionInterval | None) -> str:
-    return interval_in_words(interval) if interval else "no interval can be had"
 
 
 def _table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:

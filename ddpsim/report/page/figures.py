@@ -9,9 +9,9 @@ from typing import Any
 
 from ddpsim.report.page.looks import LOOKS, Look
 from ddpsim.report.page.tables import parts
-from ddpsim.report.page.words import interval_name
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import Storyboard
+from ddpsim.result.words import interval_name
 
 __all__ = ["figures"]
 
@@ -52,7 +52,7 @@ def _sweep(board: Storyboard) -> dict[str, Any]:
     step = {
         "type": "scatter",
         "mode": "markers",
-        "name": f"step, {interval_name(board.result)}",
+        "name": f"step, {interval_name(board.result.prediction_interval_s)}",
         "x": names,
         "y": means_ms,
         "error_y": {
@@ -97,7 +97,7 @@ def _scaling(board: Storyboard) -> dict[str, Any]:
     predicted = {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": f"predicted, {interval_name(board.result)}",
+        "name": f"predicted, {interval_name(board.result.prediction_interval_s)}",
         "x": names,
         "y": rates,
         "error_y": {
@@ -181,11 +181,11 @@ def _memory(board: Storyboard) -> dict[str, Any]:
             "mode": "lines",
             "name": name,
             "x": times_ms,
-            "y": [size_bytes / 1e9 for size_bytes in sizes_bytes],
+            "y": [size_bytes / 2**30 for size_bytes in sizes_bytes],
             "stackgroup": "held",
             "line": {"shape": "hv", "width": 0.75, "color": colour},
             "fillcolor": colour,
-            "hovertemplate": "%{fullData.name}: %{y:.4~g} GB<extra></extra>",
+            "hovertemplate": "%{fullData.name}: %{y:.4~g} GiB<extra></extra>",
         }
         for name, (colour, sizes_bytes) in layers.items()
     ]
@@ -193,6 +193,6 @@ def _memory(board: Storyboard) -> dict[str, Any]:
         "height": 380,
         "legend": _LEGEND_BELOW,
         "xaxis": {"title": {"text": "from the start of the step, ms"}},
-        "yaxis": {"title": {"text": "GB a rank"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "GiB a rank"}, "rangemode": "tozero"},
     }
     return {"data": areas, "layout": layout}

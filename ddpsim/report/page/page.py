@@ -12,7 +12,8 @@ from ddpsim.report.page.shell import packaged, render
 from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page.timeline import legend, rank_options, timeline
 from ddpsim.result.storyboard import Storyboard
-from ddpsim.units import MIB, format_bytes, format_duration, format_number, format_percent
+from ddpsim.result.words import edges_in_words, interval_name
+from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
@@ -71,9 +72,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "caption": words.caption,
     "count": format_number,
     "duration": format_duration,
-    "interval": words.interval,
-    "interval_name": words.interval_name,
-    "mib": lambda size_bytes: f"{format_number(size_bytes / MIB)} MiB",
+    "interval": lambda result: edges_in_words(result.prediction_interval_s),
+    "interval_name": lambda result: interval_name(result.prediction_interval_s),
     "new_warnings": words.new_warnings,
     "parts": parts,
     "percent": format_percent,

@@ -13,8 +13,6 @@ __all__ = [
     "against",
     "cap_words",
     "caption",
-    "interval",
-    "interval_name",
     "listed",
     "memory_words",
     "new_warnings",
@@ -124,20 +122,6 @@ def against(choice: CapChoice, own: Result) -> str:
     longer = "longer" if mean_s > own_s else "shorter"
     by = f"{format_duration(abs(mean_s - own_s))} ({abs(mean_s / own_s - 1):.1%})"
     return f"The step is {by} {longer} than the scenario's own."
-
-
-def interval(result: Result) -> str:
-    """The edges of the prediction interval."""
-    edges = result.prediction_interval_s
-    if edges is None:
-        return "none can be had"
-    return f"{format_duration(edges.low)} to {format_duration(edges.high)}"
-
-
-def interval_name(result: Result) -> str:
-    """Its level, where there is an interval."""
-    found = result.prediction_interval_s
-    return f"{found.level:.0%} interval" if found else "interval"
 
 
 def new_warnings(result: Result, own: Result) -> str:

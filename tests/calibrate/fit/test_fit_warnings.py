@@ -157,7 +157,7 @@ def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     assert what.startswith("measured: the mean of the middle four fifths")
     assert table == [
         "    ranks   line rate      size  measured predicted   error",
-        "    1 x 4               1.02 kB   18.9 us   15.2 us  -20.0 %",
+        "    1 x 4              1.00 KiB   18.9 us   15.2 us  -20.0 %",
         "1 samples: median error 20.0 %, nine in ten within 20.0 %, largest 20.0 %",
     ]
     assert "62.5 MB/s" in residual_table(gloo_ring(), samples[1:])

@@ -97,8 +97,8 @@ def test_casts_that_a_short_budget_left_to_small_buckets_are_named() -> None:
     small = ("device_cast", "compress together", 0.0004, 1_000_000, 0)
     record = _with(gloo_record(), ("device_cast", "compress", 0.01, 64_000_000, 0), small)
     (warning,) = (w for w in fit_profile([record], "x").warnings if "at once" in w)
-    said = "device_cast compress of all ranks at once was measured up to 1.00 MB alone, and not "
-    assert warning.startswith(said + "up to 64.0 MB: ")
+    said = "device_cast compress of all ranks at once was measured up to 977 KiB alone, and not "
+    assert warning.startswith(said + "up to 61.0 MiB: ")
     whole = _with(record, ("device_cast", "compress together", 0.016, 64_000_000, 0))
     assert not any("at once" in warning for warning in fit_profile([whole], "x").warnings)
 
@@ -138,12 +138,12 @@ def _took(kind: str, seconds: float) -> Record:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("all_reduce", "all_reduce alone of 1.02 kB on 2 x 1 ranks"),
-        ("compute", "compute gemm alone of 4.19 MB on 2 x 1 ranks"),
+        ("all_reduce", "all_reduce alone of 1.00 KiB on 2 x 1 ranks"),
+        ("compute", "compute gemm alone of 4.00 MiB on 2 x 1 ranks"),
         ("jitter", "jitter alone on 1 x 1 ranks"),
         ("ddp_hook", "ddp_hook without of 100 parameters on 1 x 1 ranks"),
-        ("device_copy", "device_copy alone of 4.00 MB on 1 x 1 ranks"),
-        ("device_cast", "device_cast compress of 4.00 MB on 1 x 1 ranks"),
+        ("device_copy", "device_copy alone of 3.81 MiB on 1 x 1 ranks"),
+        ("device_cast", "device_cast compress of 3.81 MiB on 1 x 1 ranks"),
     ],
 )
 def test_what_took_no_time_is_refused(kind: str, said: str) -> None:

@@ -55,7 +55,7 @@ def test_a_record_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_a_record_that_holds_a_measurement_twice_is_refused() -> None:
     record = gloo_record()
     twice = record.model_copy(update={"measurements": record.measurements * 2})
-    said = r"^a\.json holds all_reduce alone of 1\.02 kB on 2 x 1 ranks twice, which would count"
+    said = r"^a\.json holds all_reduce alone of 1\.00 KiB on 2 x 1 ranks twice, which would count"
     with pytest.raises(FitError, match=said):
         fit_profile([twice], "x", ["a.json"])
 

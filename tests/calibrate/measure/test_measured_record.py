@@ -218,7 +218,7 @@ def test_what_torch_cannot_do_is_left_out_with_its_reason(
     monkeypatch.setattr("calibrate.measure.cluster.timing.build_round", refuse)
     record = measure(Options(output=tmp_path / "r.json"), small_plan()[:1])
     assert record.measurements == ()
-    assert record.environment.details["skipped"] == "device_copy 1x1 4.10 kB: no such operation"
+    assert record.environment.details["skipped"] == "device_copy 1x1 4.00 KiB: no such operation"
 
 
 def test_a_loader_without_batches(tmp_path: Path, alone: None) -> None:

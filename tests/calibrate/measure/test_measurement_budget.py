@@ -27,7 +27,7 @@ def test_what_takes_longer_than_the_time_left_is_left_out(tmp_path: Path, alone:
     plan = [Task((slot,), team, (20, 40)) for slot in slots]
     record = measure(Options(output=tmp_path / "record.json", time_budget_s=0.5), plan)
     assert [m.size_bytes for m in record.measurements] == [4096]
-    assert "537 MB: would take " in record.environment.details["skipped"]
+    assert "512 MiB: would take " in record.environment.details["skipped"]
 
 
 def test_the_budget_counts_rounds_by_the_clock(

@@ -46,7 +46,7 @@ def test_ctrl_c_keeps_the_record(
     path, plan = tmp_path / "record.json", small_plan()
 
     def stop(self: Reporter, title: str) -> None:
-        if "8.19 kB" in title:
+        if "8.00 KiB" in title:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Reporter, "begin", stop)

@@ -61,7 +61,7 @@ def test_all_reduces_larger_than_any_that_was_measured_are_named(predict: Any) -
     (said,) = predict(
         {"valid": profile()["valid"] | {"size_bytes": [2**20, 2**22]}}, inter_node=GBIT
     ).warnings
-    assert "lie outside those that the profile was fitted to (1.05 MB to 4.19 MB)" in said
+    assert "lie outside those that the profile was fitted to (1.00 MiB to 4.00 MiB)" in said
     assert said.endswith("their times are extrapolated")
     assert not predict({}, inter_node=GBIT).warnings
 

@@ -34,7 +34,7 @@ def test_where_nothing_fits_a_way_out_is_shown_that_does() -> None:
     )
     assert {size.fits for size in mended.sizes} == {True}
     assert mended.answer.global_batch == plan.answer.global_batch
-    assert "WARNING     no size fits in memory (needs about 181 GB a GPU)" in render_plan(
+    assert "WARNING     no size fits in memory (needs about 169 GiB a GPU)" in render_plan(
         plan, "f.yaml"
     )
 

@@ -1,0 +1,154 @@
+"""What `ddpsim run --verbose` adds to the first screen: buckets, collectives, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpsim.provenance import Provenance
+from ddpsim.report.lines import columns, indented, labelled, screen_width
+from ddpsim.result.model import (
+    BucketTimes,
+    CollectiveTimes,
+    Estimate,
+    IntervalSource,
+    MemoryPeak,
+    PredictionInterval,
+    Result,
+)
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["effect", "sources", "tables"]
+
+_BUCKET_ROWS = 8
+_COLLECTIVE_ROWS = 10
+
+# what a row of the table is, by strategy
+_REDUCED = {
+    **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
+    **dict.fromkeys(("fully_shard", "distributed_optimizer"), "reduce-scatter"),
+    "parameter_server": "reduce",
+    **dict.fromkeys(("hsdp", "fsdp1", "deepspeed"), "reduction"),
+}
+
+
+def tables(result: Result) -> Iterator[str]:
+    """Other steps to compare with, then buckets and collectives, an empty line after each."""
+    yield from _baselines(result)
+    yield ""
+    yield from _buckets(result.buckets, _REDUCED.get(result.strategy, "all-reduce"))
+    yield ""
+    yield from _collectives(result.collectives)
+    yield ""
+
+
+def sources(result: Result) -> Iterator[str]:
+    """Memory at its peak, the warm-up, and all of what inputs and interval rest on."""
+    if result.memory_peak:
+        yield from labelled("", _peak_words(result.memory_peak))
+    yield from _warm_up(result)
+    yield from _inputs(result.provenance)
+    yield from _interval_sources(result.prediction_interval_s)
+    if result.estimate:
+        yield from _estimate(result.estimate)
+
+
+def _baselines(result: Result) -> Iterator[str]:
+    naive = result.baselines_s
+    if result.is_disturbed:
+        yield "  for comparison, of equal ranks that wait for nothing else:"
+    yield from indented(
+        f"{'  ' if result.is_disturbed else 'for comparison: '}"
+        f"compute only {format_duration(naive.compute_only)}, "
+        f"perfect overlap {format_duration(naive.perfect_overlap)}, "
+        f"no overlap {format_duration(naive.no_overlap)}"
+    )
+
+
+def _buckets(buckets: tuple[BucketTimes, ...], called: str) -> Iterator[str]:
+    width = len(called)
+    yield f"  {called}{'size':>11}{'params':>8}{'ready':>12}{'start':>12}{'end':>12}"
+    shown = buckets if len(buckets) <= _BUCKET_ROWS else (*buckets[:5], *buckets[-2:])
+    for row, bucket in enumerate(shown):
+        if row == 5 and len(shown) < len(buckets):
+            yield f"  {'...':>{width}}   {len(buckets) - len(shown)} more (--json lists them all)"
+        size = format_bytes(bucket.size_bytes)
+        times = "".join(
+            f"{format_duration(time):>12}"
+            for time in (bucket.ready_s, bucket.start_s, bucket.end_s)
+        )
+        yield f"  {bucket.index:>{width}}{size:>11}{bucket.num_params:>8}{times}"
+    yield "  times from the start of backward; launched in this order"
+
+
+def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
+    """The first ones of a step."""
+    yield f"  {'operation':<14}{'size':>10}{'ready':>11}{'start':>11}{'end':>11}  ranks  cause"
+    for each in collectives[:_COLLECTIVE_ROWS]:
+        moments = (each.ready_s, each.start_s, each.end_s)
+        times = "".join(f"{format_duration(moment):>11}" for moment in moments)
+        size = format_bytes(each.size_bytes)
+        room = screen_width() - 68
+        cause = each.cause if len(each.cause) <= room else f"...{each.cause[3 - room :]}"
+        yield f"  {each.operation:<14}{size:>10}{times}  {each.group:<7}{cause}"
+    more = len(collectives) - _COLLECTIVE_ROWS
+    listed = f"; {more} more (--json lists them all)" if more > 0 else ""
+    yield f"  times from the start of the step; launched in this order{listed}"
+
+
+def _peak_words(peak: MemoryPeak) -> str:
+    """What is held apart from shards and activations where that is most."""
+    parts = {
+        "whole parameters": peak.parameters,
+        "gradients": peak.gradients,
+        "inputs of reductions": peak.reductions,
+    }
+    held = ", ".join(f"{format_bytes(size)} of {what}" for what, size in parts.items() if size)
+    return f"most in {peak.at}: {held}"
+
+
+def _warm_up(result: Result) -> Iterator[str]:
+    if not result.warmup_s:
+        return
+    rebuilt = result.buckets_rebuilt_at
+    never = ", buckets never rebuilt" if result.strategy in ("ddp", "zero1") else ""
+    when = never if rebuilt is None else " before the bucket rebuild"
+    first = format_duration(result.warmup_s[0])
+    yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")
+
+
+def _inputs(provenance: Sequence[Provenance]) -> Iterator[str]:
+    """What each input is, and how it is known."""
+    yield from columns(
+        "inputs", [(entry.trust, f"{entry.input}: {entry.source}") for entry in provenance]
+    )
+
+
+def _interval_sources(interval: PredictionInterval | None) -> Iterator[str]:
+    """What the interval allows for, how far it moves the step, and on what grounds."""
+    moving = [source for source in (interval.sources if interval else ()) if _moves(source)]
+    yield from columns(
+        "interval", [(source.input, effect(source), source.basis) for source in moving]
+    )
+
+
+def _moves(source: IntervalSource) -> bool:
+    return max(source.low_s, source.high_s) > 0
+
+
+def _estimate(estimate: Estimate) -> Iterator[str]:
+    """Which of host and device an estimated step waits for, and what a measured one would save."""
+    low, high = map(format_duration, (estimate.measured_low_s, estimate.measured_high_s))
+    yield from labelled(
+        "estimate",
+        f"{estimate.regime}: the host needs {estimate.host_share:.0%} of the device's time; "
+        f"a measured step_time would leave an interval of {low} to {high}",
+    )
+
+
+def effect(source: IntervalSource) -> str:
+    """What an uncertain input does to the step: `-18.2 / +21.5 ms`, `+83.4 ms`."""
+    below, above = format_duration(source.low_s), f"+{format_duration(source.high_s)}"
+    if not source.low_s:
+        return above
+    number, unit = below.split()
+    return f"-{number if above.endswith(f' {unit}') else below} / {above}"
