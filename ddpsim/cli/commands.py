@@ -7,6 +7,7 @@ from ddpsim.cli import replay
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
 from ddpsim.cli import files
+from ddpsim.cli import lists
 from ddpsim.cli import import_files
 from ddpsim.cli import show
 from ddpsim.cli.typer_app import app
@@ -16,6 +17,7 @@ __all__ = [
     "diagnose",
     "files",
     "import_files",
+    "lists",
     "plan",
     "replay",
     "run",

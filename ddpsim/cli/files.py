@@ -15,10 +15,17 @@ from ddpsim.cli.typer_app import File, Settings, app, input_errors
 __all__: list[str] = []
 
 
+def _presets(incomplete: str) -> list[str]:
+    from ddpsim.scenario.starters import presets
+
+    return [name for name in presets() if name.startswith(incomplete)]
+
+
 @app.command(rich_help_panel="Files")
 def init(
     preset: Annotated[
-        str | None, typer.Argument(help="Name of a scenario; none lists them.")
+        str | None,
+        typer.Argument(help="Name of a scenario; none lists them.", autocompletion=_presets),
     ] = None,
     into: Annotated[
         Path | None,
@@ -120,13 +127,14 @@ def _explain_name(name: str) -> str:
     from ddpsim.diagnosis.hypotheses import explained
     from ddpsim.glossary import TERMS
     from ddpsim.report.lines import screen_width
-    from ddpsim.scenario.load import keys_named
+    from ddpsim.scenario.load import all_keys, keys_named
     from ddpsim.scenario.suggest import did_you_mean
 
     found = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
     found += explained(name)
     if not found:
-        hint = did_you_mean(name, TERMS)
+        known = all_keys() if "." in name else TERMS
+        hint = did_you_mean(name, known)
         raise typer.BadParameter(f"no entry for {name!r}.{hint}", param_hint="TERM")
     width = screen_width()
     return "\n".join(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
+from ddpsim.cli.typer_app import File, Settings, app, complete_machine, input_errors, parsed
 from ddpsim.errors import shown
 from ddpsim.wording import counted
 
@@ -152,7 +152,10 @@ def collective(
         typer.Option(metavar="FILE", help="A scenario, or its cluster section alone."),
     ] = None,
     machine: Annotated[
-        str | None, typer.Option(help="A machine preset instead, such as dgx-h100.")
+        str | None,
+        typer.Option(
+            help="A machine preset instead, such as dgx-h100.", autocompletion=complete_machine
+        ),
     ] = None,
     op: Annotated[
         str, typer.Option(help="all_reduce, all_gather, reduce_scatter or broadcast.")

@@ -52,7 +52,10 @@ def plain_run(arguments: Sequence[str]) -> PlainRun | None:
             flags.add(argument)
         else:
             files.append(argument)
+    keys = [each.partition("=")[0].strip() for each in settings]
     if len(files) != 1 or any(not each or each.startswith("-") for each in (*files, *settings)):
+        return None
+    if len(set(keys)) < len(keys):  # one is set twice
         return None
     return PlainRun(files[0], tuple(settings), "--json" in flags, "--verbose" in flags)
 

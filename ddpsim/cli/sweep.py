@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.result.sweep import Sweep
 
-from ddpsim.cli.typer_app import File, app
+from ddpsim.cli.typer_app import File, app, once_each
 
 __all__: list[str] = []
 
@@ -32,6 +32,7 @@ def sweep(
             help="An axis: its values with commas between; a list value is written [1,25]. "
             "Repeatable: all combinations.",
             show_default=False,
+            callback=once_each,
         ),
     ] = None,
     *,

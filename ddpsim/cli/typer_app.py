@@ -10,7 +10,18 @@ from typing import Annotated, Any, TypeVar, overload
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["File", "Settings", "app", "input_errors", "new_app", "parsed"]
+from ddpsim.errors import shown
+
+__all__ = [
+    "File",
+    "Settings",
+    "app",
+    "complete_machine",
+    "input_errors",
+    "new_app",
+    "once_each",
+    "parsed",
+]
 
 _SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
 _Parsed = TypeVar("_Parsed")
@@ -18,7 +29,6 @@ _Parsed = TypeVar("_Parsed")
 _HELP = """Predict PyTorch DDP step time before you book the GPUs.
 
 \b
-Examples
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
   ddpsim diagnose scenario.yaml --measured "95 ms"     why is my real job slow?
@@ -79,6 +89,42 @@ File = Annotated[
         help="Scenario, YAML (schema ddpsim/1); - reads standard input.", show_default=False
     ),
 ]
+
+
+def _complete_setting(incomplete: str) -> list[str]:
+    """Keys of a scenario; of a key that takes a name, the names (where the shell keeps `=`)."""
+    from ddpsim.scenario import catalog
+    from ddpsim.scenario.load import all_keys
+
+    key, equals, _ = incomplete.partition("=")
+    section, _, kind = key.partition(".")
+    named = (section, kind) in (
+        ("workload", "model"),
+        ("cluster", "device"),
+        ("cluster", "machine"),
+    )
+    found = [f"{key}={n}" for n in catalog.spellings(kind)] if equals and named else all_keys()
+    return [each for each in found if each.startswith(incomplete)]
+
+
+def complete_machine(incomplete: str) -> list[str]:
+    """Machines whose names begin so."""
+    from ddpsim.scenario.catalog import spellings
+
+    return [name for name in spellings("machine") if name.startswith(incomplete)]
+
+
+def once_each(settings: list[str] | None) -> list[str] | None:
+    """Settings of different keys; one that is set twice ends with exit code 2."""
+    seen: dict[str, str] = {}
+    for text in settings or ():
+        key = text.partition("=")[0].strip()
+        if key in seen and "=" in text:
+            raise typer.BadParameter(f"{shown(key)} is set twice: {seen[key]} and {text}")
+        seen[key] = text
+    return settings
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,6 +132,8 @@ Settings = Annotated[
         metavar="KEY=VALUE",
         help="Override one key by its dotted path; a list is written [1,25]. Repeatable.",
         show_default=False,
+        callback=once_each,
+        autocompletion=_complete_setting,
     ),
 ]
 

@@ -19,6 +19,7 @@ __all__ = [
     "fail",
     "first_rank",
     "given",
+    "named",
     "numbered",
     "ranks_by_node",
     "word_or_modules",
@@ -49,6 +50,11 @@ class Spec(BaseModel):
 def given(value: Any) -> Any:
     """A key with nothing under it is an empty section: its defaults."""
     return {} if value is None else value
+
+
+def named(value: Any) -> Any:
+    """A word is a section with that name, and nothing under a key an empty section."""
+    return {"name": value} if isinstance(value, str) else given(value)
 
 
 def fail(message: str, at: str = "") -> PydanticCustomError:

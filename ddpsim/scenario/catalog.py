@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.errors import shown
-from ddpsim.scenario.suggest import did_you_mean, some_of
+from ddpsim.scenario.suggest import most_like
 
 __all__ = [
     "are_other_devices",
@@ -20,6 +20,7 @@ __all__ = [
     "model_names",
     "model_table",
     "resolve",
+    "spellings",
 ]
 
 _DATA = Path(__file__).parent.parent / "data"  # importlib.resources takes 3 % of the start-up
@@ -168,6 +169,12 @@ def device_table(name: str) -> dict[str, Any]:
     return _table("devices")[name]
 
 
+def spellings(kind: str) -> dict[str, list[str]]:
+    """Every name of a `model`, `device` or `machine`, with its other spellings."""
+    listed, aliases = _KINDS[kind]
+    return {name: [other for other, own in aliases.items() if own == name] for name in listed()}
+
+
 def resolve(kind: str, name: str) -> str:
     """The catalogue's own name of a `model`, `device` or `machine`.
 
@@ -176,16 +183,19 @@ def resolve(kind: str, name: str) -> str:
     """
     listed, aliases = _KINDS[kind]
     names = listed()
-    spellings = {known.replace("_", "-"): known for known in names} | aliases
+    known_as = {known.replace("_", "-"): known for known in names} | aliases
     words = name.strip().lower().replace("_", "-").split()
     folded = "-".join(word for word in words if kind != "device" or word not in _BRANDS)
-    if folded in spellings:
-        return spellings[folded]
-    squashed = {spelling.replace("-", ""): known for spelling, known in spellings.items()}
+    if folded in known_as:
+        return known_as[folded]
+    squashed = {spelling.replace("-", ""): known for spelling, known in known_as.items()}
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
-    hint = did_you_mean(name, [*names, *aliases])
-    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {some_of(names, folded)}")
+    near = ", ".join(most_like(folded, known_as))
+    raise ValueError(
+        f"unknown {kind} {shown(name)}. Nearest: {near}; `ddpsim list {kind}s` prints "
+        f"all {len(names)}"
+    )
 
 
 def are_other_devices(name: str | None, other: str | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -75,6 +75,7 @@ class _Link(Spec):
 class IntraNode(_Link):
     """What one GPU can send in one direction to its ring neighbour in the node."""
 
+    example: ClassVar[str] = "{bandwidth: 12 GB/s, path: pcie}, or drop it for the device's own"
     bandwidth_bytes_per_s: Bandwidth | None = Field(
         None, alias="bandwidth", description="bus bandwidth, one direction; default: the preset's"
     )
@@ -101,6 +102,7 @@ class IntraNode(_Link):
 class InterNode(_Link):
     """The network between nodes: one NIC, one direction."""
 
+    example: ClassVar[str] = "{bandwidth: 100 Gbit/s, transport: rdma}, or drop it for a machine's"
     bandwidth_bytes_per_s: Bandwidth | None = Field(
         None, alias="bandwidth", description="one NIC, one direction; default: the preset's"
     )

@@ -15,7 +15,26 @@ from ddpsim.scenario.document import Document, KeyPath
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.suggest import did_you_mean, in_own_words, nearest
 
-__all__ = ["keys_named", "parse"]
+__all__ = ["all_keys", "keys_named", "parse"]
+
+_MOST_NAMED = 3  # keys of one name, of which a message can list all
+_SHORT_NAME = 4  # letters, of which many names have some in common
+# what other programs call keys of ours
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("batch", "batch_size", "micro_batch_size", "per_device_train_batch_size"),
+        "workload.batch_per_rank",
+    ),
+    **dict.fromkeys(("lr", "base_lr"), "workload.learning_rate"),
+    **dict.fromkeys(("amp", "dtype", "fp16", "bf16"), "workload.precision"),
+    **dict.fromkeys(("gradient_checkpointing", "recompute"), "workload.checkpointing"),
+    **dict.fromkeys(("gpu", "accelerator"), "cluster.device"),
+    **dict.fromkeys(
+        ("world_size", "num_gpus", "ngpus", "ranks"), "cluster.nodes and cluster.gpus_per_node"
+    ),
+    **dict.fromkeys(("nproc_per_node", "num_processes"), "cluster.gpus_per_node"),
+    "nnodes": "cluster.nodes",
+}
 
 
 def parse(document: Document) -> Scenario:
@@ -56,9 +75,7 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     path, kind = tuple(details["loc"]), details["type"]
     context = details.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
-        known = _keys(path[:-1])
-        hint = did_you_mean(str(path[-1]), known) or f" Known here: {', '.join(known)}"
-        return document.problem(path, f"unknown key.{hint}", of_key=True)
+        return document.problem(path, f"unknown key. {_known_key(path)}", of_key=True)
     if kind == "missing":
         return document.problem(path, f"is missing; add it: {_description(path)}", of_key=True)
     if kind == "scenario":
@@ -66,7 +83,40 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     path = tuple(step for step in path if step != "[key]")
     if path[-2:] == ("step_time", "total") and path not in document.value_places:
         path = path[:-1]  # the short form, `step_time: 391.2 ms`
-    return document.problem(path, in_own_words(details))
+    said = in_own_words(details)
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
+        said += _as_section(path)
+    return document.problem(path, said)
+
+
+def _known_key(path: KeyPath) -> str:
+    """The key that is meant by an unknown one, here or in another section, or all keys here."""
+    name, here = str(path[-1]), _keys(path[:-1])
+    hint = did_you_mean(name, here).strip()
+    elsewhere = [key for key, _ in keys_named(name) if not (hint and key.startswith(f"{path[0]}."))]
+    if name.lower() in _OTHER_NAMES:
+        return f"Write it as {_OTHER_NAMES[name.lower()]}"
+    if 0 < len(elsewhere) <= _MOST_NAMED:
+        return f"Write it as {' or '.join(elsewhere)}"
+    if hint:
+        return hint
+    by_name = {key.rpartition(".")[2]: key for key in all_keys()}
+    near = nearest(name, by_name) if len(name) > _SHORT_NAME else None
+    return f"Did you mean {by_name[near]}?" if near else f"Known here: {', '.join(here)}"
+
+
+def _as_section(path: KeyPath) -> str:
+    """How the section at a path is written: an example of its own, or its keys."""
+    model = _model_at(path)
+    example = getattr(model, "example", None)
+    if example:
+        return f"; write {path[-1]}: {example}"
+    return f"; its keys: {', '.join(_keys(path))}" if model else ""
+
+
+def all_keys() -> list[str]:
+    """Every key of the format, as a dotted path."""
+    return [".".join(path) for path, _ in _described(Scenario)]
 
 
 def keys_named(name: str) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddpsim.errors import shown
@@ -10,10 +10,9 @@ from ddpsim.errors import shown
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["did_you_mean", "in_own_words", "nearest", "some_of"]
+__all__ = ["did_you_mean", "in_own_words", "most_like", "nearest"]
 
 _LONGEST = 100  # comparing longer text takes seconds
-_MOST_LISTED = 20  # names that a message can list and stay short
 _LIMITS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -40,13 +39,10 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     return "" if near is None else f" Did you mean {near!r}?"
 
 
-def some_of(known: Sequence[str], wrong: str) -> str:
-    """All known names, or of many those most like a misspelt one and how many others there are."""
-    if len(known) <= _MOST_LISTED:
-        return ", ".join(known)
-    like = set(_like(wrong[:_LONGEST], known, n=_MOST_LISTED // 2, cutoff=0))
-    listed = ", ".join(name for name in known if name in like)
-    return f"{listed} and {len(known) - len(like)} more"
+def most_like(wrong: str, spellings: Mapping[str, str], count: int = 3) -> list[str]:
+    """The known names that a misspelt one is most like, by all of their spellings, best first."""
+    near = _like(wrong[:_LONGEST].lower(), spellings, n=len(spellings), cutoff=0)
+    return list(dict.fromkeys(spellings[spelling] for spelling in near))[:count]
 
 
 def _like(wrong: str, known: Iterable[str], *, n: int, cutoff: float) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Spec, fail, given, word_or_modules
+from ddpsim.scenario.base import Spec, fail, named, word_or_modules
 from ddpsim.scenario.options.training_loop import (
     CheckpointWrite,
     DebugSettings,
@@ -194,6 +194,7 @@ MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "
 class Workload(Spec):
     """The model, its batch, and what is known of its times."""
 
+    example: ClassVar[str] = "{model: resnet50, batch_per_rank: 64}"
     model: Annotated[str, BeforeValidator(_model_name)] | None = Field(
         None, description="a model of the zoo"
     )
@@ -249,8 +250,8 @@ class Workload(Spec):
         "no DDP, no data wait; anchors the compute side",
     )
     optimizer: Annotated[
-        Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
-    ] = Field(default_factory=Optimizer, description="default: plain SGD")
+        Optimizer, BeforeValidator(named, json_schema_input_type=Optimizer | str | None)
+    ] = Field(default_factory=Optimizer, description="its name, or its options; default: plain SGD")
     checkpointing: _Checkpointing = Field(
         "none",
         description="torch.utils.checkpoint (use_reentrant=False) of no block of a zoo model, of "

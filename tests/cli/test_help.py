@@ -13,7 +13,7 @@ SECTIONS = {
     "Predict": ["run", "diagnose", "replay", "explain-step", "collective"],
     "Plan": ["sweep", "compare", "tune", "plan"],
     "Calibrate": ["calibrate"],
-    "Files": ["init", "check", "schema", "explain", "import", "trace", "report"],
+    "Files": ["init", "check", "schema", "explain", "list", "import", "trace", "report"],
 }
 COMMANDS = [name for names in SECTIONS.values() for name in names if name != "calibrate"]
 Cli = Callable[..., Outcome]
@@ -51,7 +51,15 @@ def test_help_fits_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("ddpsim s", ["sweep", "schema"]), ("ddpsim run --mea", ["--measured"])],
+    [
+        ("ddpsim s", ["sweep", "schema"]),
+        ("ddpsim run --mea", ["--measured"]),
+        ("ddpsim run --set cluster.machine=dgx-h", ["dgx-h100", "dgx-h200"]),
+        ("ddpsim run --set ddp.bucket_c", ["ddp.bucket_cap_mb"]),
+        ("ddpsim collective --machine p5e", ["p5e.48xlarge", "p5en.48xlarge"]),
+        ("ddpsim list ma", ["machines"]),
+        ("ddpsim init strag", ["straggler"]),
+    ],
 )
 def test_a_shell_completes_commands_and_options(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, offered: list[str]
@@ -60,7 +68,7 @@ def test_a_shell_completes_commands_and_options(
     monkeypatch.setenv("_DDPSIM_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-    assert cli().out.splitlines() == offered
+    assert [row.rpartition("=")[2] for row in cli().out.splitlines()] == offered
 
 
 def test_completion_is_installed_for_the_shell(

@@ -47,6 +47,11 @@ COMMANDS = {
         "path-from-here": "workload.profile=other-node-missing.yaml",
         "rank-out-of-range": "cluster.stragglers.factors.16=1.5",
         "torch-older": "ddp.torch='2.4'",
+        "link-as-word": "cluster.intra_node=pcie",
+        "rate-as-time": "cluster.inter_node.bandwidth=25 us",
+        "key-of-another-section": "workload.bucket_cap_mb=25",
+        "name-of-another-program": "workload.gradient_accumulation_steps=2",
+        "trace-as-yaml": "workload.trace=good.yaml",
     }.items()
 }
 CASES = {path.stem: ["run", path.name] for path in sorted(FOLDER.glob("*.yaml"))} | COMMANDS

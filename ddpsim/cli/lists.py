@@ -1,0 +1,114 @@
+"""The command `list`: names that a scenario may use. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from ddpsim.cli.typer_app import app
+
+__all__: list[str] = []
+
+Table = Mapping[str, Any]
+_KINDS = ("models", "devices", "machines")
+_HEADS = {
+    "models": ("model", "parameters", "family", "input"),
+    "devices": ("device", "memory", "bandwidth", "fp32", "bf16", "is"),
+    "machines": ("machine", "GPUs of a node", "NICs of a node", "is"),
+}
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [kind for kind in _KINDS if kind.startswith(incomplete)]
+
+
+@app.command("list", rich_help_panel="Files")
+def list_names(
+    kind: Annotated[str, typer.Argument(help=", ".join(_KINDS) + ".", autocompletion=_complete)],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Rows that hold all of these words alone.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+) -> None:
+    """List models, devices and machines to name.
+
+    \b
+    ddpsim list models llama
+    ddpsim list devices h100
+    ddpsim list machines h100 efa
+    """
+    from ddpsim.scenario.suggest import did_you_mean
+
+    if kind not in _KINDS:
+        hint = did_you_mean(kind, _KINDS)
+        raise typer.BadParameter(
+            f"{kind!r} is none of {', '.join(_KINDS)}.{hint}", param_hint="KIND"
+        )
+    wanted = [word.lower() for word in words or ()]
+    rows = [
+        row
+        for names, row in _rows(kind)
+        if all(word in " ".join((*names, *row)).lower() for word in wanted)
+    ]
+    if not rows:
+        raise typer.BadParameter(
+            f"none of the {kind} holds {' and '.join(map(repr, words or ()))}", param_hint="WORDS"
+        )
+    head = _HEADS[kind]
+    if as_json:
+        print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=2))
+        return
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _rows(kind: str) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """All other spellings of each name, and its row."""
+    from ddpsim.scenario import catalog
+
+    columns: dict[str, tuple[Callable[[str], Table], Callable[[Table], tuple[str, ...]]]] = {
+        "models": (catalog.model_table, _model),
+        "devices": (catalog.device_table, _device),
+        "machines": (catalog.machine_table, _machine),
+    }
+    table, row = columns[kind]
+    for name, spellings in catalog.spellings(kind.removesuffix("s")).items():
+        yield spellings, (name, *row(table(name)))
+
+
+def _model(table: Table) -> tuple[str, ...]:
+    from ddpsim.units import format_number
+
+    size = table["size"]
+    limit = f", to {size['max']:,}" if size["max"] else ""
+    parameters = f"{format_number(table['parameter_count'] / 1e6)} M"
+    return parameters, table["family"], f"{size['key']} {size['default']}{limit}"
+
+
+def _device(table: Table) -> tuple[str, ...]:
+    from ddpsim.units import format_bytes, format_bytes_per_s
+
+    peaks = table["peak_flops"]
+    rates = (
+        f"{peaks[rate] / 1e12:.4g} TFLOP/s" if rate in peaks else "-" for rate in ("fp32", "bf16")
+    )
+    memory = format_bytes(table["memory_bytes"])
+    return (
+        memory,
+        format_bytes_per_s(table["memory_bandwidth_bytes_per_s"]),
+        *rates,
+        table["title"],
+    )
+
+
+def _machine(table: Table) -> tuple[str, ...]:
+    link = table["inter_node"]
+    rate = f"{8 * link['bandwidth_bytes_per_s'] / 1e9:.4g} Gbit/s"
+    nics = f"{link.get('nics_per_node', 1)} x {rate} {link['transport']}"
+    return f"{table['gpus_per_node']} x {table['device']}", nics, table["title"]
