@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
@@ -92,6 +93,10 @@ class Step:
 
     def breakdown(self) -> BreakdownNs:
         """Where the compute lane's time went; waiting for a hook's own work is `other`."""
+        return self._breakdown
+
+    @cached_property
+    def _breakdown(self) -> BreakdownNs:
         spent: dict[str, int] = dict.fromkeys(("data_wait", *_PART_OF.values(), "other"), 0)
         for span in self.compute:
             spent[_PART_OF.get(span.kind, "other")] += span.end_ns - span.start_ns
@@ -104,10 +109,11 @@ class Step:
 
     def exposed_ns(self, collectives: Iterable[CommSpan]) -> int:
         """Ticks in which the compute lane waits while one of these is in flight."""
-        return overlap_ns(self._awaited(), ((c.joined_ns, c.end_ns) for c in collectives))
+        return _common_ns(self._awaited, _united((c.joined_ns, c.end_ns) for c in collectives))
 
+    @cached_property
     def _awaited(self) -> list[Interval]:
-        return [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
+        return _united((s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait")
 
     def backward_ns(self) -> int:
         """Ticks from the start of the (last) backward to the end of its last work."""
@@ -171,7 +177,7 @@ class Step:
 
     def late_peers_ns(self) -> int:
         """Ticks in which the compute lane idles because a peer has not come to a collective."""
-        return overlap_ns(self._awaited(), ((span.joined_ns, span.met_ns) for span in self.comm))
+        return _common_ns(self._awaited, _united((s.joined_ns, s.met_ns) for s in self.comm))
 
     def critical_path(self) -> tuple[CriticalSpan, ...]:
         """The chain of work, transfers and waits that ends the step, from its start on."""
@@ -274,10 +280,25 @@ def union_ns(intervals: Iterable[Interval]) -> int:
 
 def overlap_ns(some: Iterable[Interval], others: Iterable[Interval]) -> int:
     """Ticks covered by both of two sets of intervals."""
-    united = _united(others)
-    return sum(
-        max(0, min(end, b) - max(start, a)) for start, end in _united(some) for a, b in united
-    )
+    return _common_ns(_united(some), _united(others))
+
+
+def _common_ns(some: Sequence[Interval], others: Sequence[Interval]) -> int:
+    """The same of intervals that are in order and do not overlap."""
+    if not others:
+        return 0
+    common_ns, other = 0, 0
+    for start, end in some[max(0, bisect_right(some, others[0]) - 1) :]:
+        while other < len(others) and others[other][1] <= start:
+            other += 1
+        while other < len(others) and others[other][0] < end:
+            common_ns += min(end, others[other][1]) - max(start, others[other][0])
+            if others[other][1] > end:
+                break
+            other += 1
+        if other == len(others):
+            break
+    return common_ns
 
 
 def percentile(values: Sequence[float], rank: float) -> float:
