@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.trials import Trial
-from ddpsim.engine.fast.vectorised import Lanes
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import Settled, run_settled, settled
-from ddpsim.result.summary import SteadyStep
-from ddpsim.strategies.instructions import Compute
+from ddpsim.engine.run import MOST_MORE, Settled, run_settled, settled
+from ddpsim.result.summary import SteadyStep, lengths_ns
 
-__all__ = ["run_many"]
+__all__ = ["mean_steps_s", "run_many"]
 
 _LANES = 2**17  # at once: some hundred bytes each
+_SENT = 16  # collectives of which each takes as much again
+_FEW_LANES = 8  # instruction by instruction they take less than as arrays
 _SETTLED = 0.4  # of the simulation of a job, about
-_MORE = 8  # steps of warm-up for those that settle later than others
 
 
 def run_many(
@@ -33,6 +32,11 @@ def run_many(
     steps = _run_different([request for _, request in different], advance)
     found = dict(zip((key for key, _ in different), steps, strict=True))
     return [found[key] for key in keys]
+
+
+def mean_steps_s(requests: Sequence[Request]) -> list[float]:
+    """Seconds of each one's mean steady step, as `run` gives them."""
+    return [step.mean_s for step in _run_different(requests, lambda _: None, counts=False)]
 
 
 def _keys(requests: Sequence[Request]) -> list[Hashable]:
@@ -65,7 +69,7 @@ def _instructions(asked: Request) -> Hashable:
 
 
 def _run_different(
-    requests: Sequence[Request], advance: Callable[[float], None]
+    requests: Sequence[Request], advance: Callable[[float], None], *, counts: bool = True
 ) -> list[SteadyStep]:
     found: dict[int, SteadyStep] = {}
     jobs = []
@@ -73,14 +77,15 @@ def _run_different(
         jobs.append(job)
         advance(_SETTLED)
     for ranks, group in _groups(jobs):
-        many = max(1, _LANES // ranks)
+        sent = sum(len(each.sent) for each in group[0][1].program.kinds) if counts else 0
+        many = max(1, _LANES // (1 + sent // _SENT) // ranks)
         for i in range(0, len(group), many):
-            ended = _together(ranks, group[i : i + many])
+            ended = _together(ranks, group[i : i + many], counts=counts)
             found |= ended
             advance((1 - _SETTLED) * len(ended))
     for i, job in enumerate(jobs):
         if i not in found:
-            found[i] = _alone(job)
+            found[i] = _alone(job, counts=counts)
             advance(1 - _SETTLED)
     return [found[i] for i in range(len(jobs))]
 
@@ -100,56 +105,59 @@ def _all_settled(requests: Sequence[Request]) -> Iterator[Settled]:
         yield Settled(asked.longer(warmups[same]))
 
 
-def _alone(job: Settled) -> SteadyStep:
+def _alone(job: Settled, *, counts: bool) -> SteadyStep:
     """By a simulation of its own."""
-    return SteadyStep.of(run_settled(job).timeline)
+    timeline = run_settled(job).timeline
+    return SteadyStep.of(timeline) if counts else SteadyStep(lengths_ns(timeline), 0, 0)
 
 
-def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
-    """Ranks to simulate, and the jobs by their place that can be simulated together."""
+_Group = Sequence[tuple[int, Host, Request]]  # by their places
+
+
+def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, _Group]]:
+    """Ranks to simulate, and the jobs that can be simulated together."""
     hosts: dict[tuple[int, int], tuple[Host, Hashable]] = {}  # by a program, which many may share
-    groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
+    groups: dict[tuple[int, Hashable], list[tuple[int, Host, Request]]] = defaultdict(list)
     for place, asked in enumerate(job.request for job in jobs):
         plan, program = asked.plan, asked.program
-        if not plan.needs_no_events or program.is_grouped:
+        if not plan.needs_no_events:
             continue
-        more = 0 if asked.varies else _MORE
+        more = 0 if asked.varies else MOST_MORE
         if (id(program), more) not in hosts:
             host = Host(program, more)
             hosts[id(program), more] = host, _structure(host)
         host, structure = hosts[id(program), more]
-        drawn = asked.slowdowns, asked.stalls
-        trial = Trial(host, asked.cost, *drawn, traffic=asked.traffic)
-        groups[plan.period, asked.varies, structure].append((place, trial))
-    for (ranks, *_), group in groups.items():
-        yield ranks, group
+        mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
+        groups[plan.period, (asked.varies, structure, mesh)].append((place, host, asked))
+    for (ranks, _), group in groups.items():
+        if ranks * len(group) >= _FEW_LANES:
+            yield ranks, group
 
 
 def _structure(host: Host) -> Hashable:
     """What trials of one simulation must have in common: the loop without its numbers."""
     program = host.program
     kinds = tuple(program.kind(number) for number in range(host.steps))
-    loops = tuple(
-        tuple(
-            type(i)
-            if isinstance(i, Compute)
-            else (type(i), getattr(i, "number", None), getattr(i, "waits_for", None))
-            for _, i in script.instructions
-        )
-        for script in host.scripts
+    return (
+        program.warmup,
+        program.iterations,
+        kinds,
+        tuple(each.shape for each in program.kinds),
     )
-    return program.warmup, program.iterations, kinds, loops
 
 
-def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:
-    """Nothing of those that take longer to settle, or where the clock would get too long."""
-    lanes = Lanes([trial for _, trial in group], ranks, remembers=())
+def _together(ranks: int, group: _Group, *, counts: bool) -> dict[int, SteadyStep]:
+    """Nothing where the clock would get too long."""
+    from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
+    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
+
+    trials = [
+        Trial(host, each.cost, each.slowdowns, each.stalls, traffic=each.traffic)
+        for _, host, each in group
+    ]
+    lanes = Lanes(trials, ranks, counts=counts, remembers=())
     try:
         lanes.train()
     except OverflowError:
         return {}
-    return {
-        place: lanes.steady_step(i)
-        for i, (place, _) in enumerate(group)
-        if lanes.varies or lanes.settled[i]
-    }
+    return {place: lanes.steady_step(i) for i, (place, *_) in enumerate(group)}

@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,32 +17,19 @@ from ddpsim.cluster.algorithms.dispatch import has_recurrence
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
+from ddpsim.engine.compiled import Stretch
 from ddpsim.engine.fast.collectives import collective_ends_ns
 from ddpsim.engine.fast.flows import longest_ns
 from ddpsim.engine.fast.scalar import PER_MILLE
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.request import Request
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
+from ddpsim.strategies.instructions import Await, Communicate
 from ddpsim.units import NS_PER_S
 
 __all__ = ["least_step_s"]
 
 
-class _Stretch(NamedTuple):
-    """So many works between collectives; `then` is one launched or awaited, or None at the end."""
-
-    works_ns: int
-    number: int
-    host_ns: int
-    then: Communicate | Await | None
-
-    @property
-    def least_ns(self) -> int:
-        """At full rate, each work less a tick, to which it is rounded."""
-        return self.works_ns - self.number
-
-
-_Step = Sequence[_Stretch]
+_Step = Sequence[Stretch]
 
 
 def least_step_s(request: Request, *, closely: bool = False) -> float:
@@ -55,23 +41,10 @@ def least_step_s(request: Request, *, closely: bool = False) -> float:
     program = request.program
     if program.blocking or not program.is_uniform or not request.plan.needs_no_events:
         return 0.0
-    step = list(_stretches(program.step(program.warmup)))
+    step = program.compiled(program.warmup).stretches
     slowing = _slowing(request, step) if closely else Fraction(1)
     of_device_ns = max(_of_device_ns(request, step), _of_meetings_ns(request, step, slowing))
     return max(0.0, of_device_ns, _of_host_ns(request, step)) / NS_PER_S
-
-
-def _stretches(instructions: Sequence[Instruction]) -> Iterator[_Stretch]:
-    works_ns, count, host_ns = 0, 0, 0
-    for instruction in instructions:
-        if isinstance(instruction, Compute):
-            works_ns += instruction.device_ns
-            host_ns += instruction.host_ns
-            count += 1
-        elif isinstance(instruction, Communicate | Await):
-            yield _Stretch(works_ns, count, host_ns, instruction)
-            works_ns, count, host_ns = 0, 0, 0
-    yield _Stretch(works_ns, count, host_ns, None)
 
 
 def _sent(request: Request, launched: Communicate) -> Transfer:
@@ -155,11 +128,11 @@ class _Ranks:
     """
 
     def __init__(
-        self, request: Request, shape: tuple[int, ...], meeting: _Stretch, slowing: Fraction
+        self, request: Request, shape: tuple[int, ...], meeting: Stretch, slowing: Fraction
     ) -> None:
         self.now_ns = np.full(shape, -np.inf)
         self._request = request
-        self._slow = SlowPeriods(self.now_ns.size)
+        self._slow = SlowPeriods()
         self._slowing = float(PER_MILLE * slowing)
         self._free_ns = np.zeros(shape)  # when collectives have ended
         self._done_ns: dict[int, Ticks] = {}
@@ -184,7 +157,7 @@ class _Ranks:
         if self._slowing == PER_MILLE or self.now_ns[0, 0] < 0:
             self.now_ns = self.now_ns + works_ns
             return
-        lanes = np.arange(self.now_ns.size)
+        lanes = slice(0, self.now_ns.size)
         each_ns = np.floor(np.maximum(works_ns, 0)).reshape(-1, 1)
         ends_ns, _ = self._slow.work_ends(lanes, self.now_ns.reshape(-1), each_ns, None)
         self.now_ns = ends_ns.reshape(self.now_ns.shape)
@@ -196,8 +169,7 @@ class _Ranks:
         self._free_ns = np.floor(_least_ends_ns(_sent(self._request, launched), begun_ns))
         self._done_ns[launched.number] = self._free_ns + launched.after_ns
         if self._slowing != PER_MILLE:
-            paces = np.full(self.now_ns.size, self._slowing)
-            self._slow.append(begun_ns.reshape(-1), self._free_ns.reshape(-1), paces)
+            self._slow.append(begun_ns.reshape(-1), self._free_ns.reshape(-1), self._slowing)
 
 
 def _least_ends_ns(transfer: Transfer, joined_ns: Ticks) -> Ticks:

@@ -8,8 +8,9 @@ from functools import cached_property
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer
+from ddpsim.engine.compiled import CompiledStep
 from ddpsim.errors import InputError
-from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch, Record, Synchronize
+from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.strategy import Bucket, Strategy
 
 __all__ = ["Loader", "Program"]
@@ -53,6 +54,15 @@ class Program:
         """The instructions of an iteration, counted from 0."""
         return self.strategy.steps[self.kind(number)]
 
+    def compiled(self, number: int) -> CompiledStep:
+        """An iteration, counted from 0, as the engine takes it."""
+        return self.kinds[self.kind(number)]
+
+    @cached_property
+    def kinds(self) -> tuple[CompiledStep, ...]:
+        """Each kind of step, compiled."""
+        return tuple(CompiledStep.of(step) for step in self.strategy.steps)
+
     def steady(self) -> Program:
         """The same loop with steady steps from the first iteration on."""
         return replace(self, first=self.first + (self.strategy.steady_from or 0))
@@ -63,10 +73,10 @@ class Program:
         return self.steady().step(0)
 
     @property
-    def steady_period(self) -> tuple[tuple[Instruction, ...], ...]:
-        """The instructions of each steady step until they come again."""
+    def steady_period(self) -> tuple[CompiledStep, ...]:
+        """Each steady step until they come again."""
         steady = self.steady()
-        return tuple(steady.step(number) for number in range(self.strategy.period))
+        return tuple(steady.compiled(number) for number in range(self.strategy.period))
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -77,7 +87,7 @@ class Program:
     @cached_property
     def synchronizes(self) -> bool:
         """Whether a host that runs ahead of its device waits for it in some step."""
-        return not self.blocking and any(Synchronize in map(type, s) for s in self.strategy.steps)
+        return not self.blocking and any(step.synchronizes for step in self.kinds)
 
     @property
     def steady_buckets(self) -> tuple[Bucket, ...]:
@@ -87,7 +97,7 @@ class Program:
     @property
     def micro_batches(self) -> int:
         """Batches that a step loads."""
-        return sum(isinstance(instruction, LoadBatch) for instruction in self.steady_step)
+        return self.steady().compiled(0).batches
 
     def sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         """Every collective that the loop launches: its ranks, its operation, its size in bytes."""
@@ -96,15 +106,13 @@ class Program:
     @cached_property
     def _sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         kinds = {self.kind(number) for number in range(self.warmup + self.iterations)}
-        steps = [self.strategy.steps[kind] for kind in kinds]
-        launched = (i for step in steps for i in step if isinstance(i, Communicate))
-        return frozenset((each.group, each.operation, each.size_bytes) for each in launched)
+        sent = (each for kind in kinds for each in self.kinds[kind].sent)
+        return frozenset((each.group, each.operation, each.size_bytes) for each in sent)
 
     def sent_bytes(self, operation: Operation) -> list[int]:
         """The sizes of steady collectives of one operation, in order of launch, over a period."""
-        steps = self.steady_period
-        launched = (i for step in steps for i in step if isinstance(i, Communicate))
-        return [launch.size_bytes for launch in launched if launch.operation == operation]
+        sent = (each for step in self.steady_period for each in step.sent)
+        return [each.size_bytes for each in sent if each.operation == operation]
 
     def transfers(self, cost: CollectiveCost, within: ProcessGroup | None = None) -> list[Transfer]:
         """Every collective that the loop launches, in one group or all, at a cost.
@@ -132,26 +140,9 @@ class Program:
     @cached_property
     def sends_in_line(self) -> bool:
         """Whether every collective waits for all that the device was given before it."""
-        launched = (i for step in self.strategy.steps for i in step if isinstance(i, Communicate))
-        return all(each.waits_for is None and each.follows is None for each in launched)
+        return all(step.sends_in_line for step in self.kinds)
 
     @cached_property
     def overtakes(self) -> bool:
-        """Whether a collective may begin before one of other ranks that is launched before it.
-
-        Not where a prefetch follows at once upon the Record that it waits for.
-        """
-        return self.is_grouped and any(_overtakes(step) for step in self.strategy.steps)
-
-
-def _overtakes(step: tuple[Instruction, ...]) -> bool:
-    before: dict[int, str | None] = {}  # the group of what was launched last since each Record
-    for instruction in step:
-        if isinstance(instruction, Record):
-            before[instruction.number] = None
-        if isinstance(instruction, Communicate):
-            own, waits_for = instruction.group, instruction.waits_for
-            if waits_for is not None and before[waits_for] not in (None, own):
-                return True
-            before = dict.fromkeys(before, own)
-    return False
+        """Whether a collective may begin before one of other ranks that is launched before it."""
+        return self.is_grouped and any(step.overtakes for step in self.kinds)

@@ -160,7 +160,7 @@ def _settles_after(request: Request) -> int | None:
     if participants == 1 and request.is_calm:
         return _alone(request)[0].warmup
     lanes = _trained(request, participants, remembers=())
-    return None if lanes is None else lanes.warmup
+    return None if lanes is None else lanes.past[0].warmup
 
 
 def _trained(

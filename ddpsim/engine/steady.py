@@ -22,18 +22,19 @@ Then the time from one beginning to the next is the same from anywhere, and one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, islice
-from typing import TYPE_CHECKING
+from itertools import chain, count, islice
+from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.process_groups import cost_of
+from ddpsim.cluster.process_groups import GroupedCost, cost_of
 from ddpsim.cluster.transfers import WholeTransfer, duration_ns
+from ddpsim.engine.batch import mean_steps_s
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.fast.scalar import PER_MILLE
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import MOST_MORE, run
-from ddpsim.result.summary import mean_step_s
+from ddpsim.engine.run import MOST_MORE
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
 from ddpsim.units import NS_PER_S
 
@@ -41,10 +42,40 @@ if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
     from ddpsim.engine.fast.vectorised import Lanes
 
-__all__ = ["steady_ranges_s"]
+__all__ = ["steady_ranges_s", "steady_steps_s"]
 
+_FEW_RANKS = 1024  # of more, variants side by side are no quicker than one after the other
 _LATE_NS = 2.0**50  # twelve days, after all that a host launches in a few steps
 _ROUNDED_NS = 2  # a work is rounded to a tick, and up to one where it is slowed down
+
+
+def steady_steps_s(requests: Sequence[Request]) -> list[float]:
+    """Seconds of each one's mean steady step, the last of its `steady_ranges_s`.
+
+    Variants with the same instructions are simulated side by side, once one of them has told how
+    ranks stand to each other.
+    """
+    exact = [i for i, request in enumerate(requests) if not _is_told_by_steps(request)]
+    found = dict(zip(exact, mean_steps_s([requests[i] for i in exact]), strict=True))
+    behind: dict[Hashable, dict[int, _FarBehind]] = defaultdict(dict)
+    for i, request in enumerate(requests):
+        if i in found:
+            continue
+        far = _FarBehind.of(request) if request.plan.period <= _FEW_RANKS else None
+        if far is not None and far.stands:
+            mesh = request.cost.mesh if isinstance(request.cost, GroupedCost) else None
+            behind[far.host.step(1).shape, request.plan.period, mesh][i] = far
+        else:
+            *_, (found[i], _) = steady_ranges_s(request)
+    for group in behind.values():
+        found |= zip(group, _side_by_side_s(list(group.values())), strict=True)
+    return [found[i] for i in range(len(requests))]
+
+
+def _is_told_by_steps(request: Request) -> bool:
+    program = request.program
+    knows = request.sums is not None and request.plan.needs_no_events and not request.varies
+    return knows and not (program.synchronizes and program.loader)
 
 
 def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
@@ -52,10 +83,8 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
 
     `request` has one kind of step, one step of warm-up, and nothing that varies.
     """
-    program = request.program
-    knows = request.sums is not None and request.plan.needs_no_events and not request.varies
-    if not knows or (program.synchronizes and program.loader):
-        exact_s = mean_step_s(run(request).timeline)
+    if not _is_told_by_steps(request):
+        (exact_s,) = mean_steps_s([request])
         yield exact_s, exact_s
         return
     yield from (_far_behind_s(request) or _narrowing_s(request))
@@ -63,7 +92,8 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
 
 def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
     """Step by step."""
-    host, lanes = _lanes(request)
+    host = Host(request.program, MOST_MORE)
+    lanes = _lanes([request], [host])
     slowed_alike, waits = _slowed_alike(request), request.program.synchronizes
     hosts_ns = lanes.hosts_ns
     try:
@@ -76,46 +106,92 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
                 is_told = host.goes_on_alike(number)
             else:
                 is_told = not lanes.waited and host.repeats_from(number, least_ns, waited=False)
-            if lanes.cycle_ns is not None:
+            if lanes.past[0].cycle_ns is not None:
                 break
             if slowed_alike and is_told:
                 yield least_ns / NS_PER_S, most_ns / NS_PER_S
     except OverflowError:
-        exact_s = mean_step_s(run(request).timeline)
+        (exact_s,) = mean_steps_s([request])
     else:
-        if lanes.cycle_ns is not None:
-            exact_s = lanes.cycle_ns / NS_PER_S
-        elif lanes.settled[0]:
+        if lanes.past[0].cycle_ns is not None:
+            exact_s = lanes.past[0].cycle_ns / NS_PER_S
+        elif lanes.past[0].repeats:
             exact_s = lanes.steady_step(0).mean_s
         else:
-            exact_s = mean_step_s(run(request).timeline)
+            (exact_s,) = mean_steps_s([request])
     yield exact_s, exact_s
 
 
-def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
-    """Step by step, each of them after all of its launches; None where some may come late.
+class _FarBehind(NamedTuple):
+    """A job whose steps are simulated each after all of its launches.
 
     The same bounds hold, and from the first step that all real ones begin after their launches they
-    are alike.
+    are alike. `before_ns`: how long ranks work before all of them begin a step at once, where they
+    do; `begin_ns`: when ranks begin the first.
     """
-    if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
+
+    request: Request
+    host: Host
+    before_ns: Ticks | None
+    begin_ns: Ticks | float
+
+    @classmethod
+    def of(cls, request: Request) -> _FarBehind | None:
+        """None where some launches may come late."""
+        if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
+            return None
+        host, sums = Host(request.program, MOST_MORE), request.sums
+        before_ns = _before_beginning_ns(host, request)
+        stood_ns = sums.stood_ns if sums and before_ns is None else None
+        return cls(request, host, before_ns, _LATE_NS if stood_ns is None else _LATE_NS + stood_ns)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is known how ranks stand to each other, or all begin a step together."""
+        return self.before_ns is not None or not isinstance(self.begin_ns, float)
+
+    def ranges_s(self, lengths_ns: Iterator[Ticks]) -> Iterator[tuple[float, float]] | None:
+        """Step by step, [1, ranks] each; None where some launches may come late."""
+        try:
+            first_ns = next(lengths_ns)
+        except OverflowError:
+            return None
+        if not _falls_behind(self.host, int(first_ns.min())):
+            return None
+        if self.before_ns is not None:
+            together_ns = int((first_ns + self.before_ns).max() - self.before_ns.max())
+            return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
+        return _told_s(self.request, chain([first_ns], lengths_ns), self.begin_ns)
+
+
+def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
+    far = _FarBehind.of(request)
+    if far is None:
         return None
-    host, lanes = _lanes(request)
-    before_ns, sums = _before_beginning_ns(host, request), request.sums
-    stood_ns = sums.stood_ns if sums and before_ns is None else None
-    begin_ns = _LATE_NS if stood_ns is None else _LATE_NS + stood_ns
+    return far.ranges_s(_lanes([request], [far.host]).steps_from(1, far.begin_ns))
+
+
+def _side_by_side_s(group: Sequence[_FarBehind]) -> Iterator[float]:
+    """The mean steady step of each."""
+    import numpy as np  # noqa: PLC0415 -- slow to import
+
+    begin_ns = np.zeros((len(group), group[0].request.plan.period))
+    for row_ns, each in zip(begin_ns, group, strict=True):
+        row_ns[:] = each.begin_ns
+    lanes = _lanes([each.request for each in group], [each.host for each in group])
     steps_ns = lanes.steps_from(1, begin_ns)
-    try:
-        first_ns = next(steps_ns)
-    except OverflowError:
-        return None
-    shortest_ns = int(first_ns.min())
-    if not _falls_behind(host, shortest_ns):
-        return None
-    if before_ns is not None:
-        together_ns = int((first_ns + before_ns).max() - before_ns.max())
-        return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
-    return _told_s(request, chain([first_ns], steps_ns), begin_ns)
+    seen_ns: list[Ticks] = []
+
+    def lengths_ns(trial: int) -> Iterator[Ticks]:
+        for number in count():
+            if number == len(seen_ns):
+                seen_ns.append(next(steps_ns))
+            yield seen_ns[number][trial : trial + 1]
+
+    for trial, each in enumerate(group):
+        ranges_s = each.ranges_s(lengths_ns(trial)) or _narrowing_s(each.request)
+        *_, (mean_s, _) = ranges_s
+        yield mean_s
 
 
 def _falls_behind(host: Host, shortest_ns: int) -> bool:
@@ -124,7 +200,7 @@ def _falls_behind(host: Host, shortest_ns: int) -> bool:
     And so all after it.
     """
     number = host.program.warmup + host.more // 2
-    launched_ns = host.batches_ns[number][-1][-1] + host.script(number).last_ns
+    launched_ns = host.batches_ns[number][-1][-1] + host.step(number).last_ns
     begun_ns = (number - 1) * shortest_ns  # the first is another kind of step
     return begun_ns >= launched_ns and host.repeats_from(number, shortest_ns, waited=False)
 
@@ -156,7 +232,7 @@ def _told_s(
         mean_s = min(max(mean_ns, least_ns), most_ns) / NS_PER_S  # as the last step's lengths hold
         yield mean_s, mean_s
         return
-    exact_s = mean_step_s(run(request).timeline)
+    (exact_s,) = mean_steps_s([request])
     yield exact_s, exact_s
 
 
@@ -171,7 +247,7 @@ def _begin_others_from(request: Request, stood_ns: Ticks) -> None:
 
 def _before_beginning_ns(host: Host, request: Request) -> Ticks | None:
     """How long ranks work before all of them begin a step at once; None where they do not."""
-    script, sums = [instruction for _, instruction in host.script(1).instructions], request.sums
+    script, sums = [instruction for _, instruction in host.step(1).timed], request.sums
     if sums is None:
         return None
     before = _works_before_beginning(script, request, float(sums.factors.max()))
@@ -222,10 +298,13 @@ def _slowed_alike(request: Request) -> bool:
     return len({transfer.interference.compute for transfer in transfers}) <= 1
 
 
-def _lanes(request: Request) -> tuple[Host, Lanes]:
+def _lanes(requests: Sequence[Request], hosts: Sequence[Host]) -> Lanes:
+    """The ranks of variants with the same instructions, side by side."""
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
-    host = Host(request.program, MOST_MORE)
-    trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
-    return host, Lanes([trial], request.plan.period, counts=False, remembers=())
+    trials = [
+        Trial(host, each.cost, each.slowdowns, sums=each.sums)
+        for host, each in zip(hosts, requests, strict=True)
+    ]
+    return Lanes(trials, requests[0].plan.period, counts=False, remembers=())

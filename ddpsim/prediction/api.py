@@ -13,7 +13,7 @@ from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
-from ddpsim.prediction.interval import if_measured, prediction_interval
+from ddpsim.prediction.interval import if_measured, prediction_interval, variants
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
@@ -252,6 +252,7 @@ def _estimate(
 def _interval(
     job: Job, result: Result, known: Mapping[str, Uncertainty], spread_s: tuple[float, float]
 ) -> PredictionInterval:
+    job.steps_s(list(variants(known)))  # side by side
     return prediction_interval(
         result.iteration_time_s.mean,
         job.step_s,

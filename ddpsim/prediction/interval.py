@@ -10,7 +10,7 @@ are taken as equal, by what published jobs take longer than one GPU says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import exp, hypot, sqrt
@@ -35,6 +35,7 @@ __all__ = [
     "if_measured",
     "prediction_interval",
     "together",
+    "variants",
 ]
 
 LEVEL = 0.8
@@ -79,6 +80,7 @@ _INPUTS = {
     "interference_exponent": "interference exponent",
     "overheads": "DDP's hooks and copies",
 }
+_BOTH = {"compute", "host"}
 _DEVICE_AND_HOST = (_INPUTS["compute"], _INPUTS["host"])
 
 
@@ -130,6 +132,20 @@ def prediction_interval(
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 
 
+def variants(uncertainties: Mapping[str, Uncertainty]) -> Iterator[dict[str, float]]:
+    """The factors of all steps that `prediction_interval` asks for."""
+    yield {}
+    for term, uncertainty in uncertainties.items():
+        yield from ({term: factor} for factor in edges(uncertainty))
+    if uncertainties.keys() >= _BOTH:
+        yield _both_short(uncertainties)
+
+
+def _both_short(uncertainties: Mapping[str, Uncertainty]) -> dict[str, float]:
+    """Each as far from its middle as makes their joint chance that of one at its edge."""
+    return {term: edges(uncertainties[term])[0] ** sqrt(0.5) for term in ("compute", "host")}
+
+
 def _as_device_or_host(
     sources: list[IntervalSource],
     step_s: Callable[..., float],
@@ -138,13 +154,12 @@ def _as_device_or_host(
 ) -> list[IntervalSource]:
     """A step that waits for its device or its host, whichever is later, shortens by both alone.
 
-    Where they tie neither would by itself. Both at once, each as far from its middle as makes their
-    joint chance that of one at its edge; what is more than the two by themselves is divided.
+    Where they tie neither would by itself. Both at once are shortened; what is more than the two by
+    themselves is divided.
     """
-    if not {"compute", "host"} <= uncertainties.keys():
+    if not uncertainties.keys() >= _BOTH:
         return sources
-    both = {term: edges(uncertainties[term])[0] ** sqrt(0.5) for term in ("compute", "host")}
-    shorter_s = max(0.0, step_s() - step_s(**both)) * scale
+    shorter_s = max(0.0, step_s() - step_s(**_both_short(uncertainties))) * scale
     alone_s = [s.low_s for s in sources if s.input in _DEVICE_AND_HOST]
     if shorter_s <= hypot(*alone_s):
         return sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
@@ -21,7 +21,7 @@ from ddpsim.engine.noise import (
 )
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
-from ddpsim.engine.steady import steady_ranges_s
+from ddpsim.engine.steady import steady_ranges_s, steady_steps_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
 from ddpsim.prediction.program import compile_program, cost_provenance, loop_provenance, mfu_of
 from ddpsim.provenance import Provenance, Trust
@@ -32,7 +32,7 @@ from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.instructions import Communicate, Compute
+from ddpsim.strategies.instructions import Communicate
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.heterogeneous import times_provenance
@@ -80,17 +80,21 @@ class Job:
 
     def step_s(self, **factors: float) -> float:
         """One steady step without jitter, with factors as `calm_request` takes them."""
-        asked = stretching(factors)
-        if asked not in self.known_steps_s:
-            *_, (self.known_steps_s[asked], _) = steady_ranges_s(self.calm_request(**factors))
-        return self.known_steps_s[asked]
+        return self.steps_s([factors])[0]
+
+    def steps_s(self, variants: Sequence[Mapping[str, float]]) -> list[float]:
+        """The same of each variant, simulated side by side where nobody has asked before."""
+        asked, known_s = [stretching(factors) for factors in variants], self.known_steps_s
+        new = [each for each in dict.fromkeys(asked) if each not in known_s]
+        steps_s = steady_steps_s([self.calm_request(**dict(each)) for each in new])
+        known_s.update(zip(new, steps_s, strict=True))
+        return [known_s[each] for each in asked]
 
     def step_ranges_s(self) -> Iterator[tuple[float, float]]:
         """Least and most that hold `step_s`, each closer after more simulation; the last is it."""
-        known_s = self.known_steps_s.get(frozenset())
-        return (
-            steady_ranges_s(self.calm_request()) if known_s is None else iter([(known_s, known_s)])
-        )
+        if (known_s := self.known_steps_s.get(frozenset())) is not None:
+            return iter([(known_s, known_s)])
+        return steady_ranges_s(self.calm_request())
 
     def calm_request(
         self,
@@ -118,11 +122,11 @@ class Job:
         if loader:
             usual_ns, loader = loader.batch_ns, loader.stretched(data)
             traffic = traffic.with_batches_in(loader.batch_ns, usual_ns)
-        period = program.strategy.period
-        steps = program.iterations if traffic != NO_TRAFFIC else max(2, period)
+        steps = program.iterations if traffic != NO_TRAFFIC else max(2, program.strategy.period)
         calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
-        ranks, lasting = self.scenario.cluster.world_size, self._lasting
+        lasting = self._lasting
         slowdowns = None if lasting is None else lasting.slowdowns(warmup + steps)
+        ranks = self.scenario.cluster.world_size
         return Request(calm, cost, ranks, slowdowns, traffic=traffic, sums=lasting)
 
     @cached_property
@@ -225,8 +229,7 @@ class Job:
     @property
     def host_share(self) -> float:
         """The host's time for a steady step, of the device's work in it."""
-        period = self.program.steady_period
-        works = [i for step in period for i in step if isinstance(i, Compute)]
+        works = [work for step in self.program.steady_period for work in step.works]
         device_ns = sum(work.device_ns for work in works)
         return sum(work.host_ns for work in works) / device_ns if device_ns else inf
 
@@ -255,8 +258,7 @@ class Job:
     @property
     def _sent(self) -> list[Communicate]:
         """The collectives of gradients or parameters in a period of steady steps."""
-        period = self.program.steady_period
-        launched = (i for step in period for i in step if isinstance(i, Communicate))
+        launched = (each for step in self.program.steady_period for each in step.sent)
         return [each for each in launched if each.bucket >= 0 or each.operation == "all_gather"]
 
     def memory(self) -> Memory:

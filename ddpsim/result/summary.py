@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import BreakdownNs, Step, percentile, steps_of
@@ -27,6 +28,7 @@ from ddpsim.units import NS_PER_S, format_duration
 __all__ = [
     "Context",
     "SteadyStep",
+    "lengths_ns",
     "longest_wait",
     "mean_step_s",
     "spread_of_means",
@@ -129,19 +131,23 @@ def _steps(timeline: Timeline) -> tuple[list[Step], list[Step]]:
     return steps[: timeline.warmup], steps[timeline.warmup :] + steps[-1:] * timeline.repeats
 
 
+def lengths_ns(timeline: Timeline) -> list[int]:
+    """Ticks of each steady step on the slowest rank."""
+    ends_ns = timeline.slowest.step_ends_ns
+    steady = [end - start for start, end in pairwise([0, *ends_ns])][timeline.warmup :]
+    return steady + steady[-1:] * timeline.repeats
+
+
 def mean_step_s(timeline: Timeline) -> float:
     """Mean length of the steady steps on the slowest rank, in seconds."""
-    ends_ns, warmup = timeline.slowest.step_ends_ns, timeline.warmup
-    repeated_ns = timeline.repeats * (ends_ns[-1] - ends_ns[-2]) if timeline.repeats else 0
-    steady = len(ends_ns) + timeline.repeats - warmup
-    return (ends_ns[-1] + repeated_ns - ends_ns[warmup - 1]) / steady / NS_PER_S
+    return SteadyStep(lengths_ns(timeline), 0, 0).mean_s
 
 
 def spread_of_means(timeline: Timeline, steps: int) -> tuple[float, float]:
     """10th and 90th percentile of the mean over so many steady steps, in seconds."""
-    lengths_ns = [step.length_ns for step in steady_steps(timeline)]
-    starts = range(0, len(lengths_ns), steps)
-    means_s = [sum(lengths_ns[i : i + steps]) / steps / NS_PER_S for i in starts]
+    lengths = lengths_ns(timeline)
+    starts = range(0, len(lengths), steps)
+    means_s = [sum(lengths[i : i + steps]) / steps / NS_PER_S for i in starts]
     return percentile(means_s, 10), percentile(means_s, 90)
 
 

@@ -33,7 +33,7 @@ class Clocks:
 
     def end(self, number: int) -> None:
         """The iteration's last launches are done."""
-        self.at_ns = self.at_ns + column([host.script(number).last_ns for host in self._hosts])
+        self.at_ns = self.at_ns + column([host.step(number).last_ns for host in self._hosts])
 
     def load(self, asked_ns: Ticks | float) -> None:
         """Wait for a batch."""

@@ -101,11 +101,15 @@ class Waits:
         """Nothing yet."""
         return cls(*(np.zeros(shape) for _ in range(3)))
 
-    def add(self, more: Waits, times: int = 1) -> None:
-        """So many more of the same."""
-        self.comm_ns += times * more.comm_ns
-        self.exposed_ns += times * more.exposed_ns
-        self.late_ns += times * more.late_ns
+    def add(self, trial: int, more: Waits, times: int = 1) -> None:
+        """So many more of the same in a trial."""
+        self.comm_ns[trial] += times * more.comm_ns[trial]
+        self.exposed_ns[trial] += times * more.exposed_ns[trial]
+        self.late_ns[trial] += times * more.late_ns[trial]
+
+    def clear(self, trial: int) -> None:
+        """Nothing of a trial."""
+        self.comm_ns[trial] = self.exposed_ns[trial] = self.late_ns[trial] = 0
 
 
 class InFlight:
@@ -150,19 +154,19 @@ class InFlight:
         """When each rank ends a collective that it joins, [trials, ranks]."""
         if self._traffics:
             return self._ends_beside_traffic(group, transfers, joined_ns)
+        grouped_ns = self.by_group(group, joined_ns)
         if len(transfers) == 1:
-            ends, path = collective_ends_ns(transfers[0], self.by_group(group, joined_ns))
+            ends, path = collective_ends_ns(transfers[0], grouped_ns)
             self.paths.add(path)
             return self.by_rank(group, ends)
         if self._shape[1] == 1:
             self.paths |= {closed_form(transfer) for transfer in transfers}
             return joined_ns + column([duration_ns(transfer) for transfer in transfers])
-        rows = []
-        for transfer, row in zip(transfers, joined_ns, strict=True):
-            ends, path = collective_ends_ns(transfer, row)
-            rows.append(ends)
+        ends_ns = np.empty(grouped_ns.shape)
+        for transfer, rows in _alike(transfers):
+            ends_ns[rows], path = collective_ends_ns(transfer, grouped_ns[rows])
             self.paths.add(path)
-        return np.stack(rows)
+        return self.by_rank(group, ends_ns)
 
     def _ends_beside_traffic(
         self, group: ProcessGroup, transfers: Sequence[Transfer], joined_ns: Ticks
@@ -217,6 +221,14 @@ class InFlight:
             return of_groups
         meshed = of_groups.swapaxes(1, 2) if group == "across_nodes" else of_groups
         return meshed.reshape(-1, self._shape[1])
+
+
+def _alike(transfers: Sequence[Transfer]) -> list[tuple[Transfer, list[int]]]:
+    """Each transfer, and the trials that have it."""
+    known: dict[int, list[int]] = {}
+    for i, transfer in enumerate(transfers):
+        known.setdefault(id(transfer), []).append(i)
+    return [(transfers[rows[0]], rows) for rows in known.values()]
 
 
 _Periods = list[tuple[Ticks, Ticks]]

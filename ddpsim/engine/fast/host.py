@@ -8,79 +8,19 @@ each rank's clock goes on from there. (A CPU's host computes itself; `Rank` alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
+from ddpsim.engine.compiled import CompiledStep
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.program import Program
-from ddpsim.strategies.instructions import (
-    Communicate,
-    Compute,
-    Instruction,
-    LoadBatch,
-    Record,
-    Synchronize,
-)
 
-__all__ = ["Host", "Script"]
-
-_SCRIPTS_KEPT = 64
-
-
-@dataclass(frozen=True)
-class Script:
-    """The instructions of an iteration, each with its moment: ticks since the host last waited.
-
-    In the order of their launch, but that a collective which waits for a Record alone comes right
-    after it, or after the collective before it: the device may come to it before works that were
-    launched earlier, which it then slows down.
-    The host waits for a batch, or for the device. `between_ns`: from each batch to the request for
-    the next one, or to the iteration's end, where it waits for batches alone. `last_ns`: from the
-    last wait to the iteration's end.
-    """
-
-    instructions: tuple[tuple[int, Instruction], ...]
-    between_ns: tuple[int, ...]
-    last_ns: int
-
-    @classmethod
-    @lru_cache(maxsize=_SCRIPTS_KEPT)  # variants of a job have the same steps
-    def of(cls, step: tuple[Instruction, ...]) -> Script:
-        """A step's instructions, the first of which loads a batch."""
-        timed: list[tuple[int, Instruction]] = []
-        between_ns: list[int] = []
-        now_ns = 0
-        for instruction in step:
-            if isinstance(instruction, Compute | Communicate):
-                now_ns += instruction.host_ns
-            if isinstance(instruction, LoadBatch) and timed:
-                between_ns.append(now_ns)
-            timed.insert(_place(timed, instruction), (now_ns, instruction))
-            if isinstance(instruction, LoadBatch | Synchronize):
-                now_ns = 0
-        return cls(tuple(timed), (*between_ns, now_ns), now_ns)
-
-
-def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:
-    """Where an instruction stands among those that are launched before it."""
-    place = len(timed)
-    if isinstance(instruction, Communicate) and instruction.waits_for is not None:
-        while not _is_before(timed[place - 1][1], instruction.waits_for):
-            place -= 1
-    return place
-
-
-def _is_before(instruction: Instruction, record: int) -> bool:
-    """Whether a collective that waits for a Record cannot come ahead of an instruction."""
-    if isinstance(instruction, Record):
-        return instruction.number == record
-    return isinstance(instruction, Communicate | LoadBatch | Synchronize)
+__all__ = ["Host"]
 
 
 @dataclass(frozen=True)
 class Host:
-    """The scripts of a job's iterations, and when each of their batches is asked for and comes.
+    """A job's iterations, and when each of their batches is asked for and comes.
 
     `more`: so many steps, at most, come before the steady ones beside the program's own warm-up:
     as many as it takes until steps are alike, where nothing varies.
@@ -94,14 +34,9 @@ class Host:
         """Of the warm-up, at its longest, and steady ones."""
         return self.program.warmup + self.more + self.program.iterations
 
-    @cached_property
-    def scripts(self) -> tuple[Script, ...]:
-        """One for each kind of step."""
-        return tuple(Script.of(step) for step in self.program.strategy.steps)
-
-    def script(self, number: int) -> Script:
-        """Of an iteration, counted from 0."""
-        return self.scripts[self.program.kind(number)]
+    def step(self, number: int) -> CompiledStep:
+        """An iteration, counted from 0."""
+        return self.program.compiled(number)
 
     @cached_property
     def batches_ns(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -110,7 +45,7 @@ class Host:
         now_ns, iterations = 0, []
         for number in range(self.steps):
             batches = []
-            for between_ns in self.script(number).between_ns:
+            for between_ns in self.step(number).between_ns:
                 come_ns = loader.take(now_ns)
                 batches.append((now_ns, come_ns))
                 now_ns = come_ns + between_ns
@@ -122,7 +57,7 @@ class Host:
         last = self.steps - 1
         if not self.program.warmup <= number < last:  # of the last one nothing tells
             return False
-        return self.program.is_uniform and self.script(number) is self.script(last)
+        return self.program.is_uniform and self.step(number) is self.step(last)
 
     def comes_again(self, number: int, count: int, length_ns: int, *, waited: bool) -> bool:
         """Whether the iterations after this one are like the last `count` ones.
@@ -134,7 +69,7 @@ class Host:
         if first < self.program.warmup or number == self.steps - 1:
             return False
         later = range(number + 1, self.steps)
-        return all(self.script(each) is self.script(each - count) for each in later) and (
+        return all(self.step(each) is self.step(each - count) for each in later) and (
             self.program.synchronizes
             or all(
                 self._launches_alike(place, count, length_ns, waited=waited)

@@ -9,7 +9,8 @@ before, by then (`Threads`): what is launched later waits for that stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,6 @@ from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.flows import Flow, Flows, whole
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
-from ddpsim.result.metrics import overlap_ns
 from ddpsim.result.timeline import RankTimeline, Span, Timeline
 from ddpsim.strategies.instructions import (
     Await,
@@ -267,16 +267,29 @@ class _Many(HostRank):
             None if stalls is None else stalls.T,
         )
         self._host_ns = self._stream_ns = np.zeros(request.world_size)
-        self._waits: list[tuple[int, Ticks, Ticks]] = []  # iteration, begin, end
-        self._joined: list[tuple[int, Ticks, Sent]] = []
+        self._late_ns = np.zeros(request.world_size)  # waits for peers, in steady steps
+        self._launched: deque[tuple[Ticks, int]] = deque()  # when ranks join, and the last does
+        self._joined: list[tuple[Ticks, Sent]] = []
         self._step_ends_ns: list[Ticks] = []
 
+    def _begin(self, number: int) -> None:
+        super()._begin(number)
+        self._launched.clear()
+
     def saw_work(self, kind: Any, begin_ns: Any, end_ns: Any) -> None:
-        if kind == "comm_wait":
-            self._waits.append((len(self._step_ends_ns), begin_ns, end_ns))
+        if kind != "comm_wait" or len(self._step_ends_ns) < self._program.warmup:
+            return
+        while self._launched and (self._launched[0][1] <= begin_ns).all():
+            self._launched.popleft()
+        if self._launched:
+            joined_ns, met_ns = zip(*self._launched, strict=True)
+            starts_ns = np.maximum(np.stack(joined_ns), begin_ns)
+            ends_ns = np.minimum(np.array(met_ns)[:, np.newaxis], end_ns)
+            self._late_ns += _united_ns(starts_ns, ends_ns)
 
     def saw_collective(self, sent: Sent, ready_ns: Any, joined_ns: Any) -> None:  # noqa: ARG002
-        self._joined.append((len(self._step_ends_ns), joined_ns, sent))
+        self._joined.append((joined_ns, sent))
+        self._launched.append((joined_ns, sent.met_ns))
 
     def saw_mark(self, place: str, now_ns: Any) -> None:
         if place == "step_ends":
@@ -289,22 +302,22 @@ class _Many(HostRank):
 
     def slowest(self) -> int:
         """The rank that ends last; of equals the longest in collectives, then the lowest."""
-        comm_ns = sum((sent.flow.end_ns or 0) - joined_ns for _, joined_ns, sent in self._joined)
+        comm_ns = sum((sent.flow.end_ns or 0) - joined_ns for joined_ns, sent in self._joined)
         last_ns = self._step_ends_ns[-1]
         tied = np.flatnonzero(last_ns == last_ns.max())
         return int(tied[np.argmax(np.broadcast_to(comm_ns, last_ns.shape)[tied])])
 
     def late_peers_ns(self) -> list[int]:
         """Of each rank, ticks of its waits in which a peer has not come, over the steady steps."""
-        return [int(sum(self._late_ns(rank))) for rank in range(len(self._host_ns))]
+        return [int(late_ns) for late_ns in self._late_ns]
 
-    def _late_ns(self, rank: int) -> Iterator[float]:
-        for number in range(self._program.warmup, len(self._step_ends_ns)):
-            waits = ((begin[rank], end[rank]) for step, begin, end in self._waits if step == number)
-            late = (
-                (joined[rank], sent.met_ns) for step, joined, sent in self._joined if step == number
-            )
-            yield overlap_ns(waits, late)
+
+def _united_ns(starts_ns: Ticks, ends_ns: Ticks) -> Ticks:
+    """Ticks in at least one of some periods, [periods, ranks]."""
+    order = np.argsort(starts_ns, axis=0)
+    starts_ns, ends_ns = (np.take_along_axis(ns, order, axis=0) for ns in (starts_ns, ends_ns))
+    starts_ns[1:] = np.maximum(starts_ns[1:], np.maximum.accumulate(ends_ns, axis=0)[:-1])
+    return np.asarray(np.maximum(0, ends_ns - starts_ns).sum(axis=0))
 
 
 class _One(HostRank):

@@ -1,85 +1,85 @@
-"""When steps that do not vary are like earlier ones, and so all after them."""
+"""Until when the steps of a trial are simulated: those that come again are like earlier ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.engine.fast.clocks import Clocks
 from ddpsim.engine.fast.trials import Trial
 
 __all__ = ["Repeats"]
 
 
 class Repeats:
-    """The steps of trials so far, as `alike` hears of them.
+    """The steps of one trial so far, as `hear` is told of them where they do not vary.
 
     All that a step does follows from when each rank begins it, beside the first, and from what
-    hosts have launched by then. `cycle_ns`: the mean of some steps that come again and again, once
-    `come_again` has found them.
+    hosts have launched by then. `warmup`: so many first steps are not steady; `last`: the last that
+    is simulated, counted from 0, once it is known, and `repeats`: how often it comes again.
+    `cycle_ns`: the mean of some steps that come again and again, once they do.
     """
 
-    def __init__(self, trials: Sequence[Trial], clocks: Clocks) -> None:
-        self._trials, self._clocks = trials, clocks
-        self._program = trials[0].host.program
-        self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
+    def __init__(self, trial: Trial) -> None:
+        self._host, program = trial.host, trial.host.program
+        self._waits, self._iterations = program.synchronizes, program.iterations
+        self._state: Ticks | None = None  # of hosts and loaders, since the last step's end
         self._ended: dict[bytes, int] = {}  # the step after which ranks stood so to each other
-        self._ends_ns: list[list[int]] = []  # of each step, the first rank's in each trial
-        self._have_waited: list[npt.NDArray[np.bool_]] = []  # by step
+        self._ends_ns: list[int] = []  # of each step, on the first rank
+        self._have_waited: list[bool] = []  # by step
         self._since: int | None = None  # the last step that the latest one is like
+        self.warmup, self.repeats = self._host.steps - self._iterations, 0
+        self.last: int | None = None
         self.cycle_ns: float | None = None
 
-    def alike(
-        self, number: int, lengths: Ticks, ends_ns: Ticks, waited: npt.NDArray[np.bool_]
-    ) -> list[bool]:
-        """Of each trial whether all iterations after this one are like it."""
-        self._have_waited.append(waited.copy())
-        self._ends_ns.append([int(end_ns) for end_ns in ends_ns[:, 0]])
-        stand = [ends_ns - ends_ns[:, :1]]
-        if self._program.synchronizes:
-            before, self._state = self._state, self._clocks.since(ends_ns)
-            found = self._alike_again(number, lengths, before)
-            stand += self._state
-        else:
-            found = [
-                bool((each == each[0]).all())
-                and trial.host.repeats_from(number, int(each[0]), waited=bool(has_waited))
-                for trial, each, has_waited in zip(self._trials, lengths, waited, strict=True)
-            ]
-        key = b"".join(each.tobytes() for each in stand)
+    def go_to_the_end(self) -> None:
+        """No step is like another."""
+        self.last = self._host.steps - 1
+
+    def hear(
+        self, number: int, lengths_ns: Ticks, ends_ns: Ticks, state: Ticks | None, *, waited: bool
+    ) -> None:
+        """One more step, [ranks]; `state`: of hosts that wait for their devices, [figures, ranks].
+
+        `waited`: a device, or a collective, for a launch.
+        """
+        self._have_waited.append(waited)
+        self._ends_ns.append(int(ends_ns[0]))
+        before, self._state = self._state, state
+        if (lengths_ns == lengths_ns[0]).all() and self._are_alike_from(
+            number, int(lengths_ns[0]), before, waited=waited
+        ):
+            self.warmup, self.repeats, self.last = number, self._iterations - 1, number
+            return
+        key = (ends_ns - ends_ns[0]).tobytes() + (b"" if state is None else state.tobytes())
         self._since = self._ended.get(key)
         self._ended[key] = number
-        return found
+        if number + 1 < self.warmup and self._come_again(number):
+            self.warmup = number + 1
+        if number + 1 == self.warmup + self._iterations:
+            self.last = number
 
-    def _alike_again(self, number: int, lengths: Ticks, before: Sequence[Ticks]) -> list[bool]:
-        """The same where hosts wait for their devices: see `Lane`."""
-        lasting = zip(self._trials, lengths, self._state, strict=True)
-        return [
-            bool((each == each[0]).all())
-            and len(before) > i
-            and np.array_equal(before[i], state)
-            and trial.host.goes_on_alike(number)
-            for i, (trial, each, state) in enumerate(lasting)
-        ]
+    def _are_alike_from(
+        self, number: int, length_ns: int, before: Ticks | None, *, waited: bool
+    ) -> bool:
+        """Whether all steps after this one are exactly like it, which takes so long on all ranks.
 
-    def come_again(self, number: int) -> bool:
-        """Whether steps after this one are like those since an earlier one, in all trials."""
+        Where hosts wait for their devices they are, once hosts and loaders stand to these as they
+        did one step `before`.
+        """
+        if not self._waits:
+            return self._host.repeats_from(number, length_ns, waited=waited)
+        if before is None or self._state is None or not np.array_equal(before, self._state):
+            return False
+        return self._host.goes_on_alike(number)
+
+    def _come_again(self, number: int) -> bool:
+        """Whether steps after this one are like those since an earlier one."""
         if self._since is None:
             return False
         count = number - self._since
-        waited = np.any(self._have_waited[-count:], axis=0)
-        lengths_ns = [
-            after - before
-            for after, before in zip(self._ends_ns[number], self._ends_ns[-1 - count], strict=True)
-        ]
-        each = zip(self._trials, lengths_ns, waited, strict=True)
-        if not all(
-            trial.host.comes_again(number, count, length_ns, waited=bool(late))
-            for trial, length_ns, late in each
-        ):
+        length_ns = self._ends_ns[number] - self._ends_ns[-1 - count]
+        waited = any(self._have_waited[-count:])
+        if not self._host.comes_again(number, count, length_ns, waited=waited):
             return False
-        self.cycle_ns = lengths_ns[0] / count
+        self.cycle_ns = length_ns / count
         return True

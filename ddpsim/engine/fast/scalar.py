@@ -142,8 +142,8 @@ class Lane:
         self._waited = False
         if self._stalls_ns and self._stalls_ns[number]:
             self._compute("stall", self._host_ns, self._stalls_ns[number])
-        script = self._host.script(number)
-        for offset_ns, instruction in script.instructions:
+        script = self._host.step(number)
+        for offset_ns, instruction in script.timed:
             launched_ns = self._host_ns + offset_ns
             if isinstance(instruction, Compute):
                 if work_ns := instruction.device_ns:

@@ -1,13 +1,14 @@
 """Work of many lanes at once, and the times in which it is slowed down: `work_end_ns` by arrays.
 
-Every lane has a list of slow periods, in order and without overlap, and is at the first one that
-it has not passed. From edge to edge of these its pace is the same, so that the works that end by
-the next edge end at sums; the one that crosses it is worked out by fractions of integers. Then it
-goes on from there. Both are exact: products and sums of whole numbers below 2^53, and a quotient
-that is rounded up has at most three digits after the point.
+Until the next edge of a period a lane's pace is the same, so that the works that end by then end at
+sums. The one that crosses it is worked out on both sides, and one that crosses several edges by
+fractions of integers. All are exact: products and sums of whole numbers below 2^53, and quotients
+that are rounded.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,95 +19,79 @@ from ddpsim.engine.fast.work_sums import WorkSums
 
 __all__ = ["SlowPeriods"]
 
+_Lanes = npt.NDArray[np.int64] | slice
 _Integers = npt.NDArray[np.int64]
-_ALL = slice(None)  # lanes; to name each of them takes as long as to work on them
-_LATEST = 2**62  # of an int64, with room for a sum
+_ALL = slice(None)
+_NEVER = -np.inf  # start and end of a lane's period that is none
+_EXACT = 2.0**53
+
+
+class _Period(NamedTuple):
+    """From `start_ns` to `end_ns` of each lane work takes `factor` thousandths as long."""
+
+    start_ns: Ticks
+    end_ns: Ticks
+    factor: Ticks | float
+
+    def of(self, lanes: _Lanes) -> tuple[Ticks, Ticks, Ticks | float]:
+        """Those of some lanes."""
+        factor = self.factor if isinstance(self.factor, float) else self.factor[lanes]
+        return self.start_ns[lanes], self.end_ns[lanes], factor
 
 
 class SlowPeriods:
-    """Of so many lanes; factors are in thousandths, and one where periods may overlap."""
+    """Those of all lanes that some lane has not passed yet, in each lane's order.
 
-    def __init__(self, lanes: int) -> None:
-        self._periods: list[tuple[Ticks, Ticks, Ticks]] = []  # start, end, factor of each lane
-        self._at = np.zeros(lanes, dtype=np.int64)
-        self._start = np.full(lanes, np.inf)
-        self._end = np.full(lanes, np.inf)
-        self._factor = np.full(lanes, PER_MILLE, dtype=np.float64)
+    None of a lane's overlap; factors are in thousandths, and one where periods may overlap.
+    """
 
-    def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """One more period of every lane, which begins after all that the lane has passed."""
-        known = self._periods
+    def __init__(self) -> None:
+        self._periods: list[_Period] = []
+
+    def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks | float) -> None:
+        """One more of every lane; one that follows without time between goes on with the last."""
+        known, more = self._periods, _Period(start_ns, end_ns, factor)
         if not known:
-            known.append((start_ns, end_ns, factor))
-            self._reload(_where(self._at == 0))
-        elif (start_ns < known[-1][0]).any():
-            self._insert(start_ns, end_ns, factor)
+            known.append(more)
+        elif (start_ns < known[-1].start_ns).any():
+            self._insert(more)
+        elif factor is not known[-1].factor and not np.array_equal(factor, known[-1].factor):
+            known.append(more)
         else:
-            self._follow(start_ns, end_ns, factor)
+            known[-1:] = _joined(known[-1], more)
 
-    def _follow(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """After the last one; it goes on with the new one where there is no time between."""
-        known, last = self._periods, len(self._periods) - 1
-        last_start_ns, last_end_ns, last_factor = known[last]
-        goes_on = (start_ns <= last_end_ns) & (self._at <= last)
-        if goes_on.any() and (factor == last_factor).all():
-            until_ns = np.where(goes_on, np.maximum(last_end_ns, end_ns), last_end_ns)
-            known[last] = last_start_ns, until_ns, factor
-            start_ns = np.where(goes_on, until_ns, start_ns)
-            end_ns = np.where(goes_on, until_ns, end_ns)
-        if (start_ns < end_ns).any():
-            known.append((start_ns, end_ns, factor))
-        self._reload(_where(self._at >= last))
-
-    def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """Among those to come, in the order of their starts, each without what others cover."""
-        known, first = self._periods, int(self._at.min())
-        place = len(known) - 1  # of those that some lane's begins before the end of
-        while place > first and (start_ns < known[place - 1][1]).any():
-            place -= 1
-        covered_ns = np.full_like(start_ns, -np.inf)
-        for i in range(place, len(known)):
-            is_before = start_ns < known[i][0]
-            here_ns = np.where(is_before, start_ns, known[i][0])
-            here_end_ns = np.where(is_before, end_ns, known[i][1])
-            start_ns = np.where(is_before, known[i][0], start_ns)
-            end_ns = np.where(is_before, known[i][1], end_ns)
-            known[i] = np.maximum(here_ns, covered_ns), here_end_ns, factor
-            covered_ns = np.maximum(covered_ns, here_end_ns)
-        known.append((np.maximum(start_ns, covered_ns), end_ns, factor))
-        self._reload(_where(self._at >= place))
+    def _insert(self, more: _Period) -> None:
+        """In the order of their starts; what overlaps or touches goes on."""
+        known = self._periods
+        for i in reversed(range(len(known))):
+            before = more.start_ns < known[i].start_ns
+            later = _chosen(before, known[i], more)
+            known[i + 1 : i + 2], more = [later], _chosen(before, more, known[i])
+        joined = [more]
+        for each in known[1:]:
+            joined[-1:] = _joined(joined[-1], each)
+        self._periods = joined
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""
-        if not self._periods:
-            return
-        while (over := self._end <= now_ns).all():
-            self._advance(_ALL)
-        self._pass(np.flatnonzero(over), now_ns)
-        if (self._at == len(self._periods)).all():
-            self._periods.clear()
-            self._at[:] = 0
+        while self._periods and (self._periods[0].end_ns <= now_ns).all():
+            del self._periods[0]
 
     def ends_by_sums(self, sums: WorkSums, works_ns: Ticks, now_ns: Ticks) -> Ticks:
         """When each lane has done all works if its pace stays as it is at `now_ns`; -1: unknown.
 
         A lane whose pace changes before that, or is one of several, is unknown.
         """
-        if not self._periods:
-            return now_ns + sums.of(works_ns, PER_MILLE)
-        is_slow = self._start <= now_ns
-        if not is_slow.any():
-            ends_ns = now_ns + sums.of(works_ns, PER_MILLE)
-            ends_ns[ends_ns > self._start] = -1.0
+        edge_ns, factor = self._pace(_ALL, now_ns)
+        ends_ns = now_ns + sums.of(works_ns, PER_MILLE)
+        if factor is None:
             return ends_ns
-        pace = self._factor[is_slow.argmax()]
-        ends_ns = now_ns + sums.of(works_ns, float(pace))
-        unknown = (ends_ns > self._end) | (self._factor != pace)
-        if not is_slow.all():
-            usual_ns = now_ns + sums.of(works_ns, PER_MILLE)
-            unknown = np.where(is_slow, unknown, usual_ns > self._start)
-            ends_ns = np.where(is_slow, ends_ns, usual_ns)
-        ends_ns[unknown] = -1.0
+        is_slow = factor > PER_MILLE
+        if is_slow.any():
+            pace = float(factor[is_slow.argmax()])
+            ends_ns = np.where(is_slow, now_ns + sums.of(works_ns, pace), ends_ns)
+            ends_ns[is_slow & (factor != pace)] = -1.0
+        ends_ns[ends_ns > edge_ns] = -1.0
         return ends_ns
 
     def lasting_ends(
@@ -119,12 +104,13 @@ class SlowPeriods:
         ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
         done: _Integers = np.zeros(len(lanes), dtype=np.int64)
         while len(lanes):
-            edge_ns, paces = self._edges(lanes, now_ns)
+            edge_ns, factor = self._pace(lanes, now_ns)
+            paces = np.full(len(lanes), float(PER_MILLE)) if factor is None else factor
             begun_ns, last_ns = sums.begun_and_last_ns(works_ns, paces, lanes, done, now_ns)
             ends_ns[place] = last_ns
             crosses = np.flatnonzero(last_ns > edge_ns)
             lanes, place, begun_ns = lanes[crosses], place[crosses], begun_ns[crosses]
-            left_ns = np.maximum(edge_ns, now_ns)[crosses] - begun_ns  # a period may be over
+            left_ns = edge_ns[crosses] - begun_ns
             done, taken_ns = sums.within(works_ns, paces[crosses], lanes, left_ns)
             crossing_ns = np.rint(works_ns[done] * sums.factors[lanes])
             now_ns = self._cross(lanes, begun_ns + taken_ns, crossing_ns)
@@ -134,40 +120,44 @@ class SlowPeriods:
         return ends_ns
 
     def work_ends(
-        self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None
-    ) -> tuple[Ticks, npt.NDArray[np.bool_]]:
+        self, lanes: _Lanes, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None
+    ) -> tuple[Ticks, npt.NDArray[np.bool_] | None]:
         """When these lanes have done all of their works, [lanes, works], one after the other.
 
         `now_ns`: when they can begin; `launched_ns`: a work begins no earlier, [lanes or 1, works];
-        None: all were launched before. Also says which lanes have waited for a launch.
+        None: all were launched before. Also says which lanes have waited for a launch, if any may.
         """
-        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
-        waited = np.zeros(len(lanes), dtype=bool)
+        waited = None if launched_ns is None else np.zeros(len(now_ns), dtype=bool)
+        place: _Integers | None = None
+        ends_ns = now_ns
         while True:
-            edge_ns, paced_ns = self._pace(lanes, now_ns, works_ns)
-            if launched_ns is None:
-                last_ns = now_ns + paced_ns.sum(axis=1)
+            edge_ns, factor = self._pace(lanes, now_ns)
+            paced_ns = works_ns if factor is None else _paced(works_ns, factor[:, np.newaxis])
+            done_ns = paced_ns if paced_ns.shape[1] == 1 else np.cumsum(paced_ns, axis=1)
+            if launched_ns is None or waited is None:
+                done_ns = done_ns + now_ns[:, np.newaxis]
             else:
-                done_ns = np.cumsum(paced_ns, axis=1)
                 waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
-                waited[place] |= waits_ns[:, -1] > now_ns
-                done_ns += np.maximum(now_ns[:, np.newaxis], waits_ns)
-                last_ns = done_ns[:, -1]
-            ends_ns[place] = last_ns
-            crosses = np.flatnonzero(last_ns > edge_ns)
-            if not len(crosses):
-                return ends_ns, waited
-            if launched_ns is None:
-                done_ns = np.cumsum(paced_ns[crosses], axis=1)
-                done_ns += now_ns[crosses, np.newaxis]
+                waited[_ALL if place is None else place] |= waits_ns[:, -1] > now_ns
+                done_ns = done_ns + np.maximum(now_ns[:, np.newaxis], waits_ns)
+            last_ns = done_ns[:, -1]
+            if place is None:
+                ends_ns = last_ns
             else:
-                done_ns = done_ns[crosses]
-                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
-            lanes, place, works_ns = lanes[crosses], place[crosses], works_ns[crosses]
-            finished = np.count_nonzero(done_ns <= edge_ns[crosses, np.newaxis], axis=1)
+                ends_ns[place] = last_ns
+            if factor is None or not (is_over := last_ns > edge_ns).any():
+                return ends_ns, waited
+            if place is None:
+                ends_ns = last_ns.copy()
+            crosses = np.flatnonzero(is_over)
+            place = crosses if place is None else place[crosses]
+            lanes = crosses + lanes.start if isinstance(lanes, slice) else lanes[crosses]
+            done_ns, edge_ns, works_ns = done_ns[crosses], edge_ns[crosses], works_ns[crosses]
+            finished = np.count_nonzero(done_ns <= edge_ns[:, np.newaxis], axis=1)
             lane, first = np.arange(len(crosses)), finished.min() + 1
             now_ns = np.where(finished > 0, done_ns[lane, finished - 1], now_ns[crosses])
             if launched_ns is not None:
+                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
                 now_ns = np.maximum(now_ns, launched_ns[lane, finished])
             now_ns = self._cross(lanes, now_ns, works_ns[lane, finished])
             later = np.arange(first, works_ns.shape[1]) > finished[:, np.newaxis]
@@ -178,101 +168,77 @@ class SlowPeriods:
                 ends_ns[place] = now_ns
                 return ends_ns, waited
 
-    def _pace(self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks) -> tuple[Ticks, Ticks]:
-        """Until when the pace of each lane stays the same, and its works at this pace."""
-        if not self._periods:
-            return np.full(len(lanes), np.inf), works_ns
-        edge_ns, factor = self._edges(lanes, now_ns)
-        if (factor == PER_MILLE).all():
-            return edge_ns, works_ns
-        paced_ns = works_ns * factor[:, np.newaxis]
-        paced_ns /= PER_MILLE
-        return edge_ns, np.ceil(paced_ns, out=paced_ns)
-
-    def _edges(self, lanes: _Integers, now_ns: Ticks) -> tuple[Ticks, Ticks]:
-        """Until when the pace of each lane stays the same, and its factor."""
-        start_ns = self._start[lanes]
-        is_slow = start_ns <= now_ns
-        factor = np.where(is_slow, self._factor[lanes], PER_MILLE)
-        return np.where(is_slow, self._end[lanes], start_ns), factor
-
-    def _pass(self, lanes: _Integers, now_ns: Ticks) -> None:
-        """Lanes whose period is over go on to the next that is not; `now_ns` is of all lanes."""
-        while len(lanes):
-            self._advance(lanes)
-            lanes = lanes[self._end[lanes] <= now_ns[lanes]]
-
-    def _advance(self, lanes: _Integers | slice) -> None:
-        self._at[lanes] += 1
-        self._reload(lanes)
-
-    def _reload(self, lanes: _Integers | slice) -> None:
-        """The period that these lanes are at; after the last comes one at the end of time."""
-        places = self._at[lanes]
-        if not len(places):
-            return
-        first, last = int(places.min()), int(places.max())
-        for place in range(first, last + 1):
-            here = lanes
-            if first != last:
-                of_all = np.arange(len(places)) if isinstance(lanes, slice) else lanes
-                here = of_all[places == place]
-            if place == len(self._periods):
-                self._start[here] = self._end[here] = np.inf
-                continue
-            for figures, known in zip(
-                (self._start, self._end, self._factor), self._periods[place], strict=True
-            ):
-                figures[here] = known[here]
+    def _pace(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks | None]:
+        """Until when the pace of each lane stays the same, and its factor; None: the usual one."""
+        edge_ns: Ticks | None = None
+        factor: Ticks | None = None
+        for period in reversed(self._periods):
+            start_ns, end_ns, its_factor = period.of(lanes)
+            is_ahead, is_begun = end_ns > now_ns, start_ns <= now_ns
+            change_ns = np.where(is_begun, end_ns, start_ns)
+            pace = np.where(is_begun, its_factor, float(PER_MILLE))
+            edge_ns = np.where(is_ahead, change_ns, np.inf if edge_ns is None else edge_ns)
+            factor = np.where(is_ahead, pace, float(PER_MILLE) if factor is None else factor)
+        return (now_ns if edge_ns is None else edge_ns), factor
 
     def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
-        """The ends of one work of each lane, over edges; what is left is left / parts ticks."""
-        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
-        now, left = now_ns.astype(np.int64), work_ns.astype(np.int64)
-        parts = np.ones(len(lanes), dtype=np.int64)
-        while len(lanes):
-            over = self._end[lanes] <= now
-            if over.any():
-                self._advance(lanes[over])
-                continue
-            start, end = (np.minimum(a[lanes], _LATEST) for a in (self._start, self._end))
-            free = np.maximum(0, start.astype(np.int64) - now)
-            need = -(-left // parts)
-            done = need <= free
-            ends_ns[place[done]] = (now + need)[done]
-            lanes, place, now, left, parts, free = (
-                a[~done] for a in (lanes, place, now, left, parts, free)
-            )
-            if not len(lanes):
-                break
-            end = end[~done].astype(np.int64)
-            left, now = left - free * parts, now + free
-            factor = self._factor[lanes].astype(np.int64)
-            if float(left.max()) * float(factor.max()) > _LATEST:
-                ends_ns[place] = self._cross_one_by_one(lanes, now, left, parts)
-                break
-            need = -(-left * factor // (parts * PER_MILLE))
-            done = now + need <= end
-            ends_ns[place[done]] = (now + need)[done]
-            left, parts = left * factor - (end - now) * parts * PER_MILLE, parts * factor
-            lanes, place, now, left, parts = (a[~done] for a in (lanes, place, end, left, parts))
-            self._advance(lanes)
+        """The ends of one work of each lane, over edges."""
+        edge_ns, factor = self._pace(lanes, now_ns)
+        if factor is None:
+            return now_ns + work_ns
+        in_time_ns = now_ns + _paced(work_ns, factor)
+        until_ns = np.where(edge_ns < np.inf, edge_ns, now_ns)
+        passed_ns = (until_ns - now_ns) * PER_MILLE
+        done_ns = np.floor(passed_ns / factor)
+        done_ns -= done_ns * factor > passed_ns  # the quotient may be rounded up to a whole number
+        next_ns, next_factor = self._pace(lanes, until_ns)
+        left_ns = work_ns - done_ns
+        is_slow = factor > PER_MILLE
+        ends_ns = until_ns + (left_ns if next_factor is None else _paced(left_ns, next_factor))
+        far = ends_ns > next_ns if next_factor is not None else np.zeros(len(lanes), dtype=bool)
+        if next_factor is not None:
+            far |= is_slow & (next_factor > PER_MILLE)
+        far |= np.maximum(passed_ns, done_ns * factor) > _EXACT
+        crosses = in_time_ns > edge_ns
+        ends_ns = np.where(crosses, ends_ns, in_time_ns)
+        for i in np.flatnonzero(crosses & far).tolist():
+            ends_ns[i] = self._end_of_one(int(lanes[i]), int(now_ns[i]), int(work_ns[i]))
         return ends_ns
 
-    def _cross_one_by_one(
-        self, lanes: _Integers, now: _Integers, left: _Integers, parts: _Integers
-    ) -> Ticks:
-        """The same by Python's own integers, which do not overflow."""
-        ends_ns = np.empty(len(lanes))
-        for i, lane in enumerate(lanes.tolist()):
-            slow = [
-                Slow(int(start[lane]), int(end[lane]), int(factor[lane]), PER_MILLE)
-                for start, end, factor in self._periods[self._at[lane] :]
-            ]
-            ends_ns[i] = work_end_ns(int(now[i]), int(left[i]), slow, parts=int(parts[i]))
-        return ends_ns
+    def _end_of_one(self, lane: int, now_ns: int, work_ns: int) -> int:
+        """The same by Python's own integers, which have no limit."""
+        here = slice(lane, lane + 1)
+        slow = []
+        for period in self._periods:
+            start_ns, end_ns, factor = period.of(here)
+            if end_ns[0] > now_ns:
+                its_factor = factor if isinstance(factor, float) else factor[0]
+                slow.append(Slow(int(start_ns[0]), int(end_ns[0]), int(its_factor), PER_MILLE))
+        return work_end_ns(now_ns, work_ns, slow)
 
 
-def _where(chosen: npt.NDArray[np.bool_]) -> _Integers | slice:
-    """The lanes that are chosen."""
-    return _ALL if chosen.all() else np.flatnonzero(chosen)
+def _paced(works_ns: Ticks, factor: Ticks) -> Ticks:
+    """Works that take so many thousandths as long."""
+    paced_ns: Ticks = works_ns * factor
+    paced_ns /= PER_MILLE
+    return np.ceil(paced_ns, out=paced_ns)
+
+
+def _chosen(first: npt.NDArray[np.bool_], one: _Period, other: _Period) -> _Period:
+    """One period in some lanes, the other elsewhere."""
+    start_ns = np.where(first, one.start_ns, other.start_ns)
+    return _Period(start_ns, np.where(first, one.end_ns, other.end_ns), one.factor)
+
+
+def _joined(one: _Period, later: _Period) -> list[_Period]:
+    """Two periods of one factor, the later as one with the other where they touch."""
+    touches = later.start_ns <= one.end_ns
+    if not touches.any():
+        return [one, later]
+    end_ns = np.maximum(one.end_ns, later.end_ns)
+    if touches.all():
+        return [_Period(one.start_ns, end_ns, one.factor)]
+    both = _Period(one.start_ns, end_ns, one.factor)
+    none_ns = np.full_like(end_ns, _NEVER)
+    never = _Period(none_ns, none_ns, one.factor)
+    return [_chosen(touches, never, one), _chosen(touches, both, later)]

@@ -13,20 +13,22 @@ from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.process_groups import cost_of
-from ddpsim.cluster.transfers import Transfer
-from ddpsim.engine.fast.host import Host, Script
+from ddpsim.cluster.transfers import ProcessGroup, Transfer
+from ddpsim.engine.compiled import CompiledStep
+from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.scalar import PER_MILLE
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction
 
 __all__ = [
     "Trial",
+    "TrialSent",
     "TrialStep",
     "TrialWork",
     "column",
     "distinct",
     "drawn",
     "of_lanes",
-    "sent",
     "side_by_side",
 ]
 
@@ -58,11 +60,13 @@ class TrialStep:
 class TrialWork:
     """Instructions to compute, one after the other: offsets and device times [works, trials, 1].
 
-    Of `trials` there is one where all have the same.
+    Of `trials` there is one where all have the same. `last_ns`: the last offset, a number or
+    [trials, 1].
     """
 
     offset_ns: Ticks
     device_ns: Ticks
+    last_ns: Ticks | float
 
     @classmethod
     def of(cls, timed: Sequence[Sequence[tuple[int, Instruction]]]) -> TrialWork | None:
@@ -72,19 +76,23 @@ class TrialWork:
             for each in timed
         ]
         figures = np.array([each for each in works if any(ns for _, ns in each)], dtype=np.float64)
-        return cls(figures[..., :1], figures[..., 1:]) if len(figures) else None
+        return cls._with(figures[..., :1], figures[..., 1:]) if len(figures) else None
+
+    @classmethod
+    def _with(cls, offset_ns: Ticks, device_ns: Ticks) -> TrialWork:
+        return cls(offset_ns, device_ns, column(offset_ns[-1, :, 0].tolist()))
 
     def split(self, most: int | None) -> Iterator[TrialWork]:
         """The same in pieces of so many works at most."""
         many = most or len(self.device_ns)
         for i in range(0, len(self.device_ns), many):
-            yield TrialWork(self.offset_ns[i : i + many], self.device_ns[i : i + many])
+            yield self._with(self.offset_ns[i : i + many], self.device_ns[i : i + many])
 
 
-def side_by_side(scripts: Sequence[Script], most: int | None) -> list[TrialStep | TrialWork]:
+def side_by_side(scripts: Sequence[CompiledStep], most: int | None) -> list[TrialStep | TrialWork]:
     """The instructions of all scripts side by side, those to compute together, `most` at once."""
     steps: list[TrialStep | TrialWork] = []
-    timed = zip(*(script.instructions for script in scripts), strict=True)
+    timed = zip(*(script.timed for script in scripts), strict=True)
     for computes, group in groupby(timed, key=lambda each: isinstance(each[0][1], Compute)):
         if not computes:
             steps += [
@@ -96,12 +104,21 @@ def side_by_side(scripts: Sequence[Script], most: int | None) -> list[TrialStep 
     return steps
 
 
-def of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:
-    """[works, trials, 1] to [lanes, works], or [1, works] where all trials have the same."""
-    return figures[:, 0].T if figures.shape[1] == 1 else figures[:, trials, 0].T
+def of_lanes(figures: Ticks, lanes: slice, ranks: int) -> Ticks:
+    """[figures, trials, ranks or 1] to [lanes, figures], or [1, figures] where all have the same.
+
+    Lanes are the ranks of one trial after the other.
+    """
+    if figures.shape[1:] == (1, 1):
+        return figures[:, 0].T
+    places = np.arange(lanes.start, lanes.stop)
+    each = np.broadcast_to(figures, (*figures.shape[:2], ranks))
+    if figures.shape[1] == 1:
+        return each[:, 0, places].T
+    return each[:, places // ranks, places % ranks].T
 
 
-def sent(trials: Sequence[Trial], step: TrialStep) -> list[Transfer]:
+def _sent(trials: Sequence[Trial], step: TrialStep) -> list[Transfer]:
     """What each trial sends; those that share a cost and a size ask once."""
     found: dict[tuple[int, str, str, int], Transfer] = {}
     transfers = []
@@ -140,3 +157,39 @@ def drawn(trials: Sequence[Trial], ranks: int, number: int) -> tuple[Ticks | Non
         at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
         found.append(np.stack(at))
     return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSent:
+    """A collective of all trials: what each sends, or the one that all do.
+
+    `slowing`: thousandths that compute takes under it, of all lanes or of each; None: as long.
+    """
+
+    transfers: Sequence[Transfer]
+    group: ProcessGroup
+    follows: int | None
+    waits_for: int | None
+    before_ns: Ticks | float
+    after_ns: Ticks | float
+    slowing: Ticks | float | None
+
+    @classmethod
+    def of(cls, step: TrialStep, trials: Sequence[Trial], ranks: int) -> TrialSent:
+        """A step of these trials, on so many ranks each."""
+        launches = [launch for launch in step.each if isinstance(launch, Communicate)]
+        alike: dict[Transfer, Transfer] = {}
+        transfers = [alike.setdefault(each, each) for each in _sent(trials, step)]
+        slowing = column([float(PER_MILLE * each.interference.compute) for each in transfers])
+        first = launches[0]
+        return cls(
+            transfers[:1] if len(alike) == 1 else transfers,
+            first.group,
+            first.follows,
+            first.waits_for,
+            column([launch.before_ns for launch in launches]),
+            column([launch.after_ns for launch in launches]),
+            (None if slowing == PER_MILLE else slowing)
+            if isinstance(slowing, float)
+            else np.repeat(slowing, ranks),
+        )

@@ -72,7 +72,7 @@ RUN: dict[str, tuple[Any, ...]] = {
 
 def document(number: int, most_nodes: int = 64) -> dict[str, Any]:
     """The scenario of a number, the same whenever it is asked for; it is one that is allowed."""
-    draw = Random(number)  # noqa: S311 -- no secret
+    draw = Random(number)
     while True:
         drawn = _drawn(draw, most_nodes)
         try:

@@ -1,0 +1,175 @@
+"""A step of a strategy, compiled once: what the engine asks of its instructions is found here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Record,
+    Synchronize,
+)
+
+__all__ = ["CompiledStep", "Stretch"]
+
+_KEPT = 64  # variants of a job have the same steps
+_ALIKE = ("number", "waits_for", "follows", "group", "place")  # of instructions but Compute
+
+
+class Stretch(NamedTuple):
+    """So many works between collectives; `then` is one launched or awaited, or None at the end."""
+
+    works_ns: int
+    number: int
+    host_ns: int
+    then: Communicate | Await | None
+
+    @property
+    def least_ns(self) -> int:
+        """At full rate, each work less a tick, to which it is rounded."""
+        return self.works_ns - self.number
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """The instructions of a step, as launched, and with their moments.
+
+    `timed`: each with the ticks since the host last waited, in the order of launch, but that a
+    collective which waits for a Record alone comes right after it, or after the collective before
+    it: the device may come to it before works that were launched earlier, which it then slows down.
+    The host waits for a batch, or for the device. `between_ns`: from each batch to the request for
+    the next one, or to the step's end, where it waits for batches alone. `last_ns`: from the last
+    wait to the step's end.
+    """
+
+    launched: tuple[Instruction, ...]
+    timed: tuple[tuple[int, Instruction], ...]
+    between_ns: tuple[int, ...]
+    last_ns: int
+
+    @classmethod
+    def of(cls, step: tuple[Instruction, ...]) -> CompiledStep:
+        """A step's instructions, the first of which loads a batch; of equal steps once."""
+        known, found = _known.get(id(step), (None, None))
+        if known is not step or found is None:  # to find it by its value takes a while
+            found = _compiled(step)
+            _known[id(step)] = step, found
+            if len(_known) > _KEPT:
+                del _known[next(iter(_known))]
+        return found
+
+    @classmethod
+    def timed_of(cls, step: tuple[Instruction, ...]) -> CompiledStep:
+        """The same, compiled anew."""
+        timed: list[tuple[int, Instruction]] = []
+        between_ns: list[int] = []
+        now_ns = 0
+        for instruction in step:
+            if isinstance(instruction, Compute | Communicate):
+                now_ns += instruction.host_ns
+            if isinstance(instruction, LoadBatch) and timed:
+                between_ns.append(now_ns)
+            timed.insert(_place(timed, instruction), (now_ns, instruction))
+            if isinstance(instruction, LoadBatch | Synchronize):
+                now_ns = 0
+        return cls(step, tuple(timed), (*between_ns, now_ns), now_ns)
+
+    @cached_property
+    def sent(self) -> tuple[Communicate, ...]:
+        """The collectives, in the order of launch."""
+        return tuple(i for i in self.launched if isinstance(i, Communicate))
+
+    @cached_property
+    def works(self) -> tuple[Compute, ...]:
+        """What the device computes, in the order of launch."""
+        return tuple(i for i in self.launched if isinstance(i, Compute))
+
+    @cached_property
+    def batches(self) -> int:
+        """How many it loads."""
+        return sum(isinstance(instruction, LoadBatch) for instruction in self.launched)
+
+    @cached_property
+    def synchronizes(self) -> bool:
+        """Whether the host waits for the device."""
+        return any(isinstance(instruction, Synchronize) for instruction in self.launched)
+
+    @cached_property
+    def sends_in_line(self) -> bool:
+        """Whether every collective waits for all that the device was given before it."""
+        return all(each.waits_for is None and each.follows is None for each in self.sent)
+
+    @cached_property
+    def overtakes(self) -> bool:
+        """Whether a collective may begin before one of other ranks that is launched before it.
+
+        Not where a prefetch follows at once upon the Record that it waits for.
+        """
+        before: dict[int, str | None] = {}  # the group of what was launched last since each Record
+        for instruction in self.launched:
+            if isinstance(instruction, Record):
+                before[instruction.number] = None
+            if isinstance(instruction, Communicate):
+                own, waits_for = instruction.group, instruction.waits_for
+                if waits_for is not None and before[waits_for] not in (None, own):
+                    return True
+                before = dict.fromkeys(before, own)
+        return False
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for steps that differ in numbers alone."""
+        return tuple(
+            Compute
+            if isinstance(i, Compute)
+            else (type(i), *(getattr(i, name, None) for name in _ALIKE))
+            for _, i in self.timed
+        )
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """The works from each collective, launched or awaited, to the next."""
+        return tuple(self._stretches())
+
+    def _stretches(self) -> Iterator[Stretch]:
+        works_ns, count, host_ns = 0, 0, 0
+        for instruction in self.launched:
+            if isinstance(instruction, Compute):
+                works_ns += instruction.device_ns
+                host_ns += instruction.host_ns
+                count += 1
+            elif isinstance(instruction, Communicate | Await):
+                yield Stretch(works_ns, count, host_ns, instruction)
+                works_ns, count, host_ns = 0, 0, 0
+        yield Stretch(works_ns, count, host_ns, None)
+
+
+_known: dict[int, tuple[tuple[Instruction, ...], CompiledStep]] = {}  # by identity, oldest first
+
+
+@lru_cache(maxsize=_KEPT)
+def _compiled(step: tuple[Instruction, ...]) -> CompiledStep:
+    return CompiledStep.timed_of(step)
+
+
+def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:
+    """Where an instruction stands among those that are launched before it."""
+    place = len(timed)
+    if isinstance(instruction, Communicate) and instruction.waits_for is not None:
+        while not _is_before(timed[place - 1][1], instruction.waits_for):
+            place -= 1
+    return place
+
+
+def _is_before(instruction: Instruction, record: int) -> bool:
+    """Whether a collective that waits for a Record cannot come ahead of an instruction."""
+    if isinstance(instruction, Record):
+        return instruction.number == record
+    return isinstance(instruction, Communicate | LoadBatch | Synchronize)
