@@ -28,6 +28,8 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "StepTime": "workload.step_time",
     "Optimizer": "workload.optimizer",
     "DataLoader": "workload.data",
+    "Evaluation": "workload.evaluation",
+    "CheckpointWrite": "workload.checkpoint_write",
     "Ddp": "ddp",
     "FullyShard": "ddp.fully_shard",
     "MixedPrecision": "ddp.fully_shard.mixed_precision",
@@ -46,6 +48,10 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "Run": "run",
     "Jitter": "run.jitter",
     "Stalls": "run.stalls",
+    "Reliability": "reliability",
+    "SilentStragglers": "reliability.stragglers",
+    "Maintenance": "reliability.maintenance",
+    "Spot": "reliability.spot",
 }
 _A_DURATION = "5 ms"  # the example that the schema gives of one
 

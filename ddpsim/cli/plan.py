@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, parsed
+from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
+
+if TYPE_CHECKING:
+    from ddpsim.result.capacity import Money
+    from ddpsim.scenario.schema import Scenario
 
 __all__: list[str] = []
 
@@ -155,14 +160,20 @@ def plan(
         str,
         typer.Option(
             metavar="WORK",
-            help='"[N epochs of] M samples [in DURATION]", or tokens; k, M, B as suffixes.',
+            help='"[N epochs of] M samples [in DURATION [with P % certainty]]", or tokens.',
             show_default=False,
         ),
     ],
     settings: Settings = None,
     *,
     price: Annotated[
-        str | None, typer.Option(help='Of a GPU-hour: "2.50 USD"; any currency.')
+        str | None,
+        typer.Option(
+            help='Of a GPU-hour: "2.50 USD"; or the machine\'s own: on-demand, spot, one-year.'
+        ),
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="CSV of list prices in place of the package's own.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
@@ -181,6 +192,18 @@ def plan(
             metavar="FILE", help="CSV of batch,steps: measured steps to the target, in place of N."
         ),
     ] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help='Mean time between failures of a GPU: "50000 h".')
+    ] = None,
+    spares: Annotated[
+        str | None, typer.Option(help="Nodes that stand by, or auto: as many as pay.")
+    ] = None,
+    pue: Annotated[
+        float | None, typer.Option(help="Energy: the building's power over its machines'.")
+    ] = None,
+    carbon: Annotated[
+        float | None, typer.Option(help="With --pue: grams of CO2 in a kWh of the grid.")
+    ] = None,
     max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
     strategies: Annotated[
         bool,
@@ -193,10 +216,12 @@ def plan(
     \b
     ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    ddpsim plan gpt2.yaml --target "300B tokens in 30 days with 90 % certainty" --mtbf "50000 h"
     """
     from ddpsim.cli.waiting import waiting
     from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity_plan.each_strategy import StrategyPlan, plan_each_strategy
+    from ddpsim.planning.capacity_plan.energy import Site
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import checked
@@ -205,10 +230,14 @@ def plan(
     from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
-    of_an_hour = parsed(parse_price, price, "--price")
     limit = parsed(parse_budget, budget, "--budget")
-    document = load(file, settings or ())
+    if carbon is not None and pue is None:
+        raise typer.BadParameter("needs --pue; 1 leaves the building out", param_hint="--carbon")
+    settings = [*(settings or ()), *_failures(mtbf, spares)]
+    document = load(file, settings)
     scenario, each = checked(document), list[StrategyPlan]()
+    listed = _listed(price, prices, scenario)
+    of_an_hour = listed or parsed(parse_price, price, "--price")
     question = partial(
         plan_capacity,
         target=work,
@@ -218,6 +247,7 @@ def plan(
         max_gpus=max_gpus,
         critical_batch=critical_batch,
         steps_by_batch=steps_by_batch,
+        site=None if pue is None else Site(pue, carbon),
     )
     try:
         with waiting("no plan is chosen"):
@@ -233,6 +263,8 @@ def plan(
             "critical_batch",
             "steps_by_batch",
             "each_strategy",
+            "pue",
+            "carbon",
         ):
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         hint = f"--{error.key.replace('_', '-')}"
@@ -243,6 +275,52 @@ def plan(
         return
     if each:
         rows = [(one.name, one.plan, one.problem) for one in each]
-        print(render_strategies(rows, str(file), settings or ()))
+        print(render_strategies(rows, str(file), settings))
     taken = each[0].settings if each else ()
-    print(render_plan(found, str(file), (*(settings or ()), *taken)))
+    print(render_plan(found, str(file), (*settings, *taken)))
+
+
+def _failures(mtbf: str | None, spares: str | None) -> list[str]:
+    """The options as settings of the scenario."""
+    found = [] if mtbf is None else ["reliability.failures=null", f"reliability.mtbf={mtbf}"]
+    return found if spares is None else [*found, f"reliability.spares={spares}"]
+
+
+def _listed(price: str | None, prices: Path | None, scenario: Scenario) -> Money | None:
+    """The list price of the scenario's machine, where that is asked for; says its source."""
+    from ddpsim.importers.prices import TERMS, listed_price, read_prices
+    from ddpsim.result.capacity import Money
+
+    if price not in TERMS:
+        if prices is not None:
+            wanted = f"needs --price {', '.join(TERMS[:-1])} or {TERMS[-1]}"
+            raise typer.BadParameter(wanted, param_hint="--prices")
+        return None
+    machine = scenario.cluster.machine.name if scenario.cluster.machine else None
+    with input_errors("--price"):
+        row = listed_price(read_prices(prices), machine, price)
+    told = f"{price} price of {row.machine} at {row.provider}, {row.region}, on {row.date}"
+    print(f"{told}: {row.source}", file=sys.stderr)
+    return Money(row.gpu_hour(price) or 0.0, row.currency)
+
+
+@app.command("prices", rich_help_panel="Plan")
+def list_prices(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="CSVs with newer rows, or of other machines.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the list prices of machines as CSV, with their sources.
+
+    \b
+    ddpsim prices
+    ddpsim prices newer.csv > prices.csv
+    Rows of FILES take the place of older ones. No network is asked.
+    """
+    from ddpsim.importers.prices import merged, read_prices, written
+
+    rows = read_prices()
+    for file in files or ():
+        rows = merged(rows, read_prices(file))
+    print(written(rows), end="")

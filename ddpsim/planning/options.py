@@ -28,7 +28,7 @@ _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?|\.\d+)(?:[eE]\+?(\d{1,3}))? ?([kKMGBT]?)")
 _TARGET = re.compile(
     r"(?:(?P<epochs>\S.*?) ?epochs? of )?(?P<amount>\S.*?) ?(?P<unit>samples?|tokens?)"
-    r"(?: in (?P<within>\S.*))?",
+    r"(?: in (?P<within>\S.*?)(?: with (?P<certainty>\S+?) ?% certainty)?)?",
     re.IGNORECASE,
 )
 _MONEY = re.compile(r"(?P<sign>[$€£¥])? ?(?P<amount>[\d._]+(?: ?[kKM](?= |$))?) ?(?P<label>\S+)?")
@@ -41,8 +41,8 @@ _GPU_HOURS = ("gpu-hour", "gpu-hours", "gpuh", "gpu-h")
 _LONGEST = 100  # characters: longer text is no target, and no message repeats it
 _MOST = 10**18
 _GRAMMAR = (
-    'write "[N epochs of] M samples [in DURATION]", such as "90 epochs of 1.28M samples in 24 h" '
-    'or "300B tokens in 30 days"'
+    'write "[N epochs of] M samples [in DURATION [with P % certainty]]", such as "90 epochs of '
+    '1.28M samples in 24 h" or "300B tokens in 30 days with 90 % certainty"'
 )
 
 
@@ -61,6 +61,7 @@ def parse_target(text: str) -> Target:
         amount=_count(found["amount"], unit),
         unit=unit,
         within_s=None if within is None else _deadline_s(within),
+        certainty=None if found["certainty"] is None else _share(found["certainty"]),
     )
 
 
@@ -110,6 +111,14 @@ def _deadline_s(text: str) -> float:
     if not seconds:
         raise ValueError(f"the work takes longer than {text}")
     return seconds
+
+
+def _share(text: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    percent = float(text) if found and not found[2] and not found[3] else 0.0
+    if not 1 <= percent <= 99.9:
+        raise ValueError(f"{shown(text)} % certainty is out of range: wanted 1 to 99.9")
+    return percent / 100
 
 
 def _money(plain: str, text: str, wanted: str) -> Money:

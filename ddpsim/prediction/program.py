@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, inf
+from typing import TYPE_CHECKING, Literal
 
 from ddpsim.engine.program import Loader, Program
+from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
+from ddpsim.reliability.closed_form import best_interval_s
 from ddpsim.result.training import (
     Pause,
     Training,
@@ -16,6 +18,8 @@ from ddpsim.result.training import (
     learning_rate_of,
     paused_s,
 )
+from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import COUNTED_S, PYTHON_COLLECTIVE_S
 from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
@@ -38,6 +42,7 @@ __all__ = [
     "training_of",
 ]
 
+_SHARE_OF_NIC = 0.5  # of a node's NICs that a checkpoint takes at most, assumed: its flows' half
 _HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
 
 
@@ -157,14 +162,73 @@ def _evaluations(job: Job) -> Iterator[Pause]:
 
 
 def _checkpoints(job: Job) -> Iterator[Pause]:
-    """One rank of each shard writes while all wait: copied to the host, then to the disk."""
-    if not (asked := job.scenario.workload.checkpoint_write):
+    """Ranks of one copy of the model save their parts: to the host, then to storage or a node."""
+    scenario = job.scenario
+    if not (asked := scenario.workload.checkpoint_write):
         return
-    size_bytes = round(asked.size_bytes or _checkpoint_bytes(job.scenario, job.model))
-    on_host = job.scenario.cluster.device.kind == "cpu"
-    copied_s = 0.0 if on_host else size_bytes / STAGED_BYTES_PER_S
-    time_s = copied_s + size_bytes / asked.bandwidth_bytes_per_s
-    yield Pause("checkpoint", asked.every, time_s, size_bytes=size_bytes)
+    cluster = scenario.cluster
+    size_bytes = round(asked.size_bytes or _checkpoint_bytes(scenario, job.model))
+    writers = scenario.sharding_ranks if scenario.ddp.shards_model else 1
+    nic_bytes_per_s = _node_bytes_per_s(job)
+    moved_s = _moved_s(asked, size_bytes, writers, cluster.gpus_per_node, nic_bytes_per_s)
+    read_s = _moved_s(asked, size_bytes, cluster.world_size, cluster.gpus_per_node, nic_bytes_per_s)
+    copied_s = 0.0 if cluster.device.kind == "cpu" else size_bytes / STAGED_BYTES_PER_S
+    pause = Pause("checkpoint", 1, copied_s + moved_s, size_bytes=size_bytes, read_s=read_s)
+    if asked.mode != "sync":
+        sent_bytes = size_bytes * min(writers, cluster.gpus_per_node)
+        slowed_s = _slowed_s(job, sent_bytes / nic_bytes_per_s, moved_s)
+        pause = replace(pause, time_s=copied_s + slowed_s, write_s=moved_s)
+    yield replace(pause, every=_every(job, asked.every, pause))
+
+
+def _moved_s(
+    asked: CheckpointWrite, size_bytes: int, ranks: int, a_node: int, nic_bytes_per_s: float
+) -> float:
+    """What the slowest of rank, node and storage takes, if so many ranks write or read at once."""
+    on_node = size_bytes * min(ranks, a_node)
+    if asked.mode == "neighbour":
+        return on_node / (_SHARE_OF_NIC * nic_bytes_per_s)
+    limits = (
+        (size_bytes, asked.bandwidth_bytes_per_s),
+        (on_node, asked.node_bandwidth_bytes_per_s),
+        (size_bytes * ranks, asked.total_bandwidth_bytes_per_s),
+    )
+    return max(sent / rate for sent, rate in limits if rate)
+
+
+def _node_bytes_per_s(job: Job) -> float:
+    """What all NICs of a node carry; infinite where no link between nodes is known."""
+    link = job.scenario.cluster.link("inter_node")
+    if not isinstance(link, InterNode) or not link.bandwidth_bytes_per_s:
+        return inf
+    return link.nics_per_node * link.bandwidth_bytes_per_s
+
+
+def _slowed_s(job: Job, on_nic_s: float, moved_s: float) -> float:
+    """How much longer steps take while a checkpoint is written: it has its part of the NICs."""
+    share = min(on_nic_s / moved_s, _SHARE_OF_NIC) if moved_s else 0.0
+    if not share or job.scenario.cluster.nodes == 1:
+        return 0.0
+    step_s = job.step_s()
+    return moved_s * (job.step_s(network=1 / (1 - share)) / step_s - 1)
+
+
+def _every(job: Job, every: int | Literal["auto"], pause: Pause) -> int:
+    """The steps between checkpoints: as stated, or those at which the mean time is least."""
+    asked, cluster, step_s = job.scenario.reliability, job.scenario.cluster, job.step_s()
+    if every != "auto" or asked is None:
+        return int(every)
+    failures_per_s = asked.crash_per_s(cluster.world_size, cluster.nodes)
+    if asked.spot and asked.spot.notice_s < pause.time_s + pause.write_s:
+        failures_per_s += cluster.nodes * asked.spot.per_node_s
+    if not failures_per_s:
+        raise InputError(
+            "workload.checkpoint_write.every",
+            "auto needs failures that lose work, and the notice is long enough to save; write a "
+            "number of steps",
+        )
+    interval_s = best_interval_s(pause.time_s, 1 / failures_per_s)
+    return max(1, round(interval_s / step_s), ceil(pause.write_s / step_s))
 
 
 def _checkpoint_bytes(scenario: Scenario, model: Model) -> float:

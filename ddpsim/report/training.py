@@ -133,4 +133,7 @@ def steps_in_words(plan: CapacityPlan) -> str:
     left_out = "no validation, checkpoints, start-up or failures"
     if plan.counts_pauses:
         left_out = "evaluations and checkpoints after as many samples; no start-up or failures"
+    if plan.answer.long_run:
+        pauses = "evaluations and checkpoints" if plan.counts_pauses else "no checkpoints"
+        left_out = f"{pauses}; start-up and failures"
     return f"{tokens}{steps}, as the sampler pads the last one; {left_out}"

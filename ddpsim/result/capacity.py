@@ -6,15 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ddpsim.result.model import IntervalSource, NextStep, rounded
+from ddpsim.provenance import Provenance
+from ddpsim.result.model import Distribution, IntervalSource, NextStep, rounded
 from ddpsim.result.training import LearningRate
 
 __all__ = [
     "KNEE_EFFICIENCY",
     "Capacity",
     "CapacityPlan",
+    "Energy",
+    "LongRun",
     "Money",
     "NextDoubling",
+    "Remedy",
     "SizesLeftOut",
     "Target",
     "knee",
@@ -28,12 +32,16 @@ KNEE_EFFICIENCY = 0.8  # of twice the throughput: our convention, and said where
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The work, `epochs` times `amount` samples or tokens, and the seconds it may take."""
+    """The work, `epochs` times `amount` samples or tokens, and the seconds it may take.
+
+    `certainty`: the share of runs that must be in time; None: half of them.
+    """
 
     epochs: int
     amount: int
     unit: Literal["samples", "tokens"]
     within_s: float | None = None
+    certainty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +53,64 @@ class Money:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change of what interrupts a run: the settings, and what it makes of the median time."""
+
+    what: str
+    settings: tuple[str, ...]
+    time_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRun:
+    """The whole work with its failures, over many simulated runs.
+
+    `certain_s`: the time that the target's share of runs keep. `shares` of the mean time go to
+    `steps` (the goodput), `checkpoints`, `lost_work` and others. `mtbf_s`: between crashes and
+    notices of the whole job. `checkpoint_every` steps, `interval_s` seconds of steps;
+    `daly_interval_s`: the best by Daly 2006. `gpu_hours` and `cost` count the spares.
+    `remedies`: the most useful first; of a plan's answer alone. `sources`: of all inputs.
+    """
+
+    runs: int
+    time_s: Distribution
+    certain_s: float
+    shares: dict[str, float]
+    interruptions: float
+    mtbf_s: float | None
+    checkpoint_every: int | None
+    interval_s: float | None
+    daly_interval_s: float | None
+    spares: int
+    paid_gpus: int
+    gpu_hours: Distribution
+    cost: Distribution | None
+    sources: tuple[Provenance, ...]
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What the work takes from the grid, `watts_per_gpu` on average with its share of the host.
+
+    `co2_kg`: None where nobody stated the grid's carbon.
+    """
+
+    kwh: float
+    co2_kg: float | None
+    watts_per_gpu: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """The whole work on one world size.
 
     `marginal_efficiency`: throughput over twice that of half the GPUs, None where half of them was
     not simulated. `time_interval_s`: the edges of the step's prediction interval, times the steps.
     `fits`: whether the known memory need fits; None where activations are unknown.
+    `long_run`: with the scenario's failures, which the other figures leave out.
     `samples_factor`: so many times the target's samples are needed at this global batch, 1 where no
     critical batch is given; throughputs are then compared over it. `mfu`: as in `Training`.
     """
@@ -77,10 +137,41 @@ class Capacity:
     samples_factor: float = 1.0
     tokens_per_s: float | None = None
     mfu: float | None = None
+    long_run: LongRun | None = None
+    energy: Energy | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """The time to plan with: that of the steps, or with failures as surely as was asked."""
+        return self.long_run.certain_s if self.long_run else self.time_s
+
+    @property
+    def calendar_s(self) -> tuple[float, tuple[float, float] | None]:
+        """The median time with failures, p10 and p90; or that of the steps and its interval."""
+        if self.long_run is None:
+            return self.time_s, self.time_interval_s
+        time_s = self.long_run.time_s
+        return time_s.p50, (time_s.p10, time_s.p90)
+
+    @property
+    def paid_gpus(self) -> int:
+        """Those of the job and of its spare nodes."""
+        return self.long_run.paid_gpus if self.long_run else self.gpus
+
+    @property
+    def billed(self) -> tuple[float, float | None]:
+        """GPU-hours and cost: in the median run, with spare nodes, where failures are known."""
+        if self.long_run is None:
+            return self.gpu_hours, self.cost
+        cost = self.long_run.cost
+        return self.long_run.gpu_hours.p50, cost.p50 if cost else None
 
     @property
     def cost_interval(self) -> tuple[float, float] | None:
         """What the time at its edges costs."""
+        if self.long_run:
+            cost = self.long_run.cost
+            return (cost.p10, cost.p90) if cost else None
         if self.cost is None or self.time_interval_s is None:
             return None
         low_s, high_s = self.time_interval_s
@@ -88,8 +179,9 @@ class Capacity:
 
     @property
     def progress(self) -> float:
-        """The target's samples a second, which larger batches need more than once."""
-        return self.throughput_samples_per_s / self.samples_factor
+        """The target's samples a second, which larger batches and failures need more than once."""
+        steady = self.throughput_samples_per_s / self.samples_factor
+        return steady * self.time_s / self.long_run.time_s.p50 if self.long_run else steady
 
 
 def usable(sizes: Iterable[Capacity]) -> list[Capacity]:

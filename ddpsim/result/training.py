@@ -14,7 +14,8 @@ __all__ = ["Epoch", "LearningRate", "Pause", "Training", "epoch_of", "learning_r
 class Pause:
     """What all ranks do, or wait for, after every so many steps, `time_s` each time.
 
-    `batches`: those of a rank in an evaluation. `size_bytes`: what a rank writes as a checkpoint.
+    `batches`: those of a rank in an evaluation. `size_bytes`: what a rank writes as a checkpoint,
+    which is safe `write_s` after the pause; `read_s`: what it takes to load it.
     """
 
     what: Literal["evaluation", "checkpoint"]
@@ -22,6 +23,8 @@ class Pause:
     time_s: float
     batches: int | None = None
     size_bytes: int | None = None
+    write_s: float = 0.0
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.errors import shown
-from ddpsim.scenario.suggest import most_like
+from ddpsim.scenario.suggest import did_you_mean, most_like
 
 __all__ = [
     "are_other_devices",
+    "board_watts",
     "device_names",
     "device_table",
+    "failures_of",
     "machine_names",
     "machine_table",
     "model_names",
@@ -173,6 +175,24 @@ def spellings(kind: str) -> dict[str, list[str]]:
     """Every name of a `model`, `device` or `machine`, with its other spellings."""
     listed, aliases = _KINDS[kind]
     return {name: [other for other, own in aliases.items() if own == name] for name in listed()}
+
+
+def board_watts(device: str) -> float | None:
+    """A device's board power by its data sheet (schema `ddpsim.power/1`); None where not known."""
+    watts: dict[str, Any] = _table("power")
+    return watts.get(device)
+
+
+def failures_of(name: str | None) -> dict[str, Any]:
+    """A preset of failures (schema `ddpsim.failures/1`): a mean time between them, its source.
+
+    Raises ValueError with the nearest name.
+    """
+    known = _table("failures")
+    if name not in known:
+        hint = did_you_mean(str(name), list(known))
+        raise ValueError(f"unknown failures {shown(name)}.{hint} Known: {', '.join(known)}")
+    return known[name]
 
 
 def resolve(kind: str, name: str) -> str:

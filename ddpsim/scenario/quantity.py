@@ -23,6 +23,7 @@ __all__ = [
     "Bandwidth",
     "Duration",
     "FlopsPerSecond",
+    "LongDuration",
     "SampleRate",
     "Size",
     "SourceField",
@@ -67,6 +68,12 @@ Duration = Annotated[
     _with_unit(units.parse_duration, "5 ms", "0 s", "1000 h"),
     _written_in("s"),
     _schema("5 ms"),
+]
+LongDuration = Annotated[
+    float,
+    _with_unit(units.parse_duration, "50000 h", "1 s", "1000000000 h"),
+    _written_in("s"),
+    _schema("50000 h"),
 ]
 Size = Annotated[
     float,

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ddpsim.scenario.base import Spec, fail, given
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.workload import Workload
 
@@ -34,6 +35,9 @@ class Scenario(Spec):
     cluster: Cluster = Field(description="nodes, GPUs and the links between them")
     run: Annotated[Run, BeforeValidator(given, json_schema_input_type=Run | None)] = Field(
         default_factory=Run, description="iterations, seed and noise"
+    )
+    reliability: Reliability | None = Field(
+        None, description="failures and restarts that `plan` counts; omitted: none"
     )
 
     @property
@@ -70,6 +74,7 @@ class Scenario(Spec):
             told = f"torch {self.ddp.torch} had no torch.compile; choose a newer ddp.torch"
             raise fail(told, "workload.compile")
         self._check_gloo_on_gpus()
+        self._check_checkpoints()
         if self.ddp.backend == "gloo" and self.workload.debug and self.workload.debug.nccl_line_s:
             raise fail("gloo has no log of NCCL; drop it", "workload.debug.nccl_line")
         return self
@@ -193,6 +198,18 @@ class Scenario(Spec):
         if self.ddp.shards_model or self.workload.sync_batch_norm:
             what = self.ddp.strategy if self.ddp.shards_model else "SyncBatchNorm"
             raise fail(f"{what} on GPUs is modelled with NCCL alone; write nccl", key)
+
+    def _check_checkpoints(self) -> None:
+        """Raise where nothing says how often to save, or nobody is there to save to."""
+        write, cluster = self.workload.checkpoint_write, self.cluster
+        if write is None:
+            return
+        asked, key = self.reliability, "workload.checkpoint_write"
+        fails = asked and (asked.crash_per_s(cluster.world_size, cluster.nodes) or asked.spot)
+        if write.every == "auto" and not fails:
+            raise fail("auto needs failures; state reliability.mtbf, or a number", f"{key}.every")
+        if write.mode == "neighbour" and cluster.nodes == 1:
+            raise fail("one node has no neighbour; write sync or async", f"{key}.mode")
 
     def _check_servers(self) -> None:
         """Raise where there are more parameter servers than ranks."""

@@ -41,6 +41,7 @@ def test_a_target_is_read_as_it_is_written(
     [
         ("90 epochs of 1.28M samples in 24 h", Target(90, 1_280_000, "samples", 86_400.0)),
         ("300B tokens in 30 days", Target(1, 300 * 10**9, "tokens", 30 * 86_400.0)),
+        ("3k samples in 5 h with 99.5% certainty", Target(1, 3000, "samples", 18_000.0, 0.995)),
         ("1 epoch of 1_281_167 samples", Target(1, 1_281_167, "samples")),
         ("  2  epochs of\n5e4 samples in 1.5 h ", Target(2, 50_000, "samples", 5400.0)),
         ("1 Sample", Target(1, 1, "samples")),
@@ -52,8 +53,8 @@ def test_targets(text: str, target: Target) -> None:
 
 NUMBERS = "write such as 90, 1.28M or 300B"
 GRAMMAR = (
-    'is not a target; write "[N epochs of] M samples [in DURATION]", such as "90 epochs of 1.28M '
-    'samples in 24 h" or "300B tokens in 30 days"'
+    'is not a target; write "[N epochs of] M samples [in DURATION [with P % certainty]]", such as '
+    '"90 epochs of 1.28M samples in 24 h" or "300B tokens in 30 days with 90 % certainty"'
 )
 
 

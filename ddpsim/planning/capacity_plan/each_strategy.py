@@ -43,7 +43,7 @@ class StrategyPlan:
             return (True, True, True, 0.0)
         answer, met, target = self.plan.answer, self.plan.met, self.plan.target
         by_time = met is False or (self.plan.budget is not None and target.within_s is None)
-        size = answer.time_s if by_time else answer.gpu_hours
+        size = answer.expected_s if by_time else answer.billed[0]
         return (False, answer.fits is False, met is False, size)
 
     def on(self, gpus: int) -> StrategyPlan:

@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 
 from ddpsim.errors import InputError, ScenarioError, shown
+from ddpsim.planning.capacity_plan.energy import Site
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
 from ddpsim.planning.capacity_plan.question import Question
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch, read_steps_by_batch
@@ -43,6 +44,7 @@ def plan_capacity(
     max_gpus: int = _MOST_GPUS,
     critical_batch: int | None = None,
     steps_by_batch: StepsByBatch | str | Path | None = None,
+    site: Site | None = None,
     looks_further: bool = True,
     answer_gpus: int | None = None,
 ) -> CapacityPlan:
@@ -52,7 +54,7 @@ def plan_capacity(
     scaling), or with `global_batch` that does (strong). With `critical_batch` N a global batch of B
     needs 1 + B/N times the target's samples (McCandlish et al. 2018); `steps_by_batch` is a table
     of measured ones, or its CSV, and the target's samples are its smallest batch's. `price` is of a
-    GPU-hour.
+    GPU-hour. `site`: counts energy. A scenario's `reliability` adds what failures cost in time.
     `looks_further`: at what limits twice the GPUs, which takes most of the time. `answer_gpus`: the
     answer is this one of the world sizes, and neither target nor budget chooses.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
@@ -70,6 +72,7 @@ def plan_capacity(
         if isinstance(steps_by_batch, (str, Path))
         else steps_by_batch,
         answer_gpus,
+        site,
     )
     asked.check()
     tried = WorldSizes(asked)
@@ -112,7 +115,14 @@ class _Planner:
             gpus: replace(tried.sizes[gpus], marginal_efficiency=marginal.get(gpus))
             for gpus in sorted(tried.sizes)
         }
-        interval = tried.results[answer.gpus].prediction_interval_s
+        result = tried.results[answer.gpus]
+        interval = result.prediction_interval_s
+        if answer.long_run:
+            edges_s = (interval.low, interval.high) if interval else None
+            at = asked.at(answer.nodes, answer.gpus_per_node)
+            campaign = asked.campaign(at, answer.step_s, edges_s)
+            told = campaign.long_run(helps=self.looks_further)
+            shown[answer.gpus] = replace(shown[answer.gpus], long_run=told)
         workload = asked.scenario.workload
         return CapacityPlan(
             name=asked.scenario.name,
@@ -151,13 +161,13 @@ class _Planner:
         if asked.target.within_s is not None:
             fewest = self._fewest_in_time(usable)
             if fewest:
-                kept = asked.affordable(fewest.gpus, fewest.time_s)
+                kept = asked.affordable(fewest.paid_gpus, fewest.expected_s)
                 return fewest, kept, None if kept else affordable
-            return affordable or min(usable, key=lambda size: size.time_s), False, None
+            return affordable or min(usable, key=lambda size: size.expected_s), False, None
         if asked.budget:
             if affordable:
                 return affordable, True, None
-            return min(usable, key=lambda size: size.gpu_hours), False, None
+            return min(usable, key=lambda size: size.paid_gpus * size.expected_s), False, None
         bend = knee({size.gpus: size.progress for size in usable})
         return self.tried.sizes[bend or usable[-1].gpus], None, None
 
@@ -170,7 +180,7 @@ class _Planner:
     def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
         """The first that is tried, or the fewest nodes between it and the last that is late."""
         asked = self.asked
-        first = next((size for size in usable if asked.in_time(size.time_s)), None)
+        first = next((size for size in usable if asked.in_time(size.expected_s)), None)
         if first is None or asked.global_batch is not None:
             return first
         late = max((size.nodes for size in usable if size.gpus < first.gpus), default=first.nodes)
@@ -186,16 +196,16 @@ class _Planner:
     def _fastest_affordable(self, usable: Sequence[Capacity]) -> Capacity | None:
         """The fastest that is tried, or that lies between it and the next."""
         asked, whole = self.asked, self.asked.scenario.cluster.gpus_per_node
-        kept = [size for size in usable if asked.affordable(size.gpus, size.time_s)]
+        kept = [size for size in usable if asked.affordable(size.paid_gpus, size.expected_s)]
         if not kept:
             return None
-        best = min(kept, key=lambda size: size.time_s)
+        best = min(kept, key=lambda size: size.expected_s)
         above = [size.nodes for size in usable if size.gpus > best.gpus]
         if asked.global_batch is not None or not above:
             return best
 
         def is_better(nodes: int, time_s: float) -> bool:
-            return time_s < best.time_s and asked.affordable(nodes * whole, time_s)
+            return time_s < best.expected_s and asked.affordable(nodes * whole, time_s)
 
         between = self.tried.between(best.nodes, above[0], is_better)
         better = [(time_s, nodes) for nodes, time_s in between if is_better(nodes, time_s)]
@@ -207,11 +217,7 @@ class _Planner:
         if within_s is None:
             return None
         return next(
-            (
-                size
-                for size in sizes
-                if size.time_interval_s and size.time_interval_s[1] <= within_s
-            ),
+            (size for size in sizes if (edges := size.calendar_s[1]) and edges[1] <= within_s),
             None,
         )
 

@@ -7,6 +7,8 @@ from math import ceil
 
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import InputError
+from ddpsim.planning.capacity_plan.energy import Site
+from ddpsim.planning.capacity_plan.long_run import Campaign
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch
 from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.program import pauses_of
@@ -19,6 +21,7 @@ __all__ = ["Question", "global_batch_of", "gpu_hours"]
 
 _MOST_RANKS = 2_000_000
 _S_PER_HOUR = 3600
+_HALF = 0.5  # of the runs are in time, where nobody says how surely
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Question:
     critical_batch: int | None = None
     steps_by_batch: StepsByBatch | None = None
     answer_gpus: int | None = None
+    site: Site | None = None
 
     def check(self) -> None:
         """Raise InputError for what does not fit together."""
@@ -50,8 +54,15 @@ class Question:
         if self.critical_batch is not None and not 1 <= self.critical_batch <= 10**12:
             reason = f"{self.critical_batch} is out of range: wanted 1 to 10^12 samples"
             raise InputError("critical_batch", reason)
+        if self.target.certainty is not None and self.scenario.reliability is None:
+            reason = (
+                "a certainty needs what fails; state reliability (--mtbf '50000 h'), or drop it"
+            )
+            raise InputError("target", reason)
         if self.critical_batch is not None and self.steps_by_batch:
             raise InputError("steps_by_batch", "says what critical_batch says; drop one")
+        if self.site:
+            self.site.check(self.scenario.cluster.device)
         _ = self.samples
 
     def _check_global_batch(self, wanted: int) -> None:
@@ -115,6 +126,14 @@ class Question:
         self.growth(sized)
         return sized if self.global_batch is None else split_to_fit(sized) or sized
 
+    def campaign(
+        self, scenario: Scenario, step_s: float, edges_s: tuple[float, float] | None
+    ) -> Campaign:
+        """A world size's work as a run of days, with the scenario's failures."""
+        certainty = self.target.certainty or _HALF
+        steps = self.steps(scenario)
+        return Campaign(scenario, steps, step_s, edges_s, certainty, self.price)
+
     def time_s(self, scenario: Scenario, step_s: float) -> float:
         """Seconds of all steps, with the pauses between them."""
         return self.steps(scenario) * (step_s + _paused_s(scenario))
@@ -164,7 +183,7 @@ def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
     pauses = {
         key: pause.model_copy(update={"every": max(1, round(pause.every * share))})
         for key in ("evaluation", "checkpoint_write")
-        if (pause := getattr(sized.workload, key))
+        if (pause := getattr(sized.workload, key)) and pause.every != "auto"
     }
     workload = sized.workload.model_copy(update=pauses)
     return sized.model_copy(update={"workload": workload}) if pauses else sized

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.capacity_plan.energy import energy_of
 from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import predict
@@ -63,12 +65,12 @@ class WorldSizes:
         try:
             scenario = self.asked.at(nodes, gpus_per_node)
             result = predict(scenario)
+            found = _capacity(self.asked, scenario, result)
         except (InputError, ScenarioError) as error:
             self.leave_out(nodes, gpus_per_node, error)
             return None
-        gpus = result.world_size
-        self.sizes[gpus], self.results[gpus] = _capacity(self.asked, scenario, result), result
-        return self.sizes[gpus]
+        self.sizes[found.gpus], self.results[found.gpus] = found, result
+        return found
 
     def leave_out(self, nodes: int, gpus_per_node: int, error: InputError | ScenarioError) -> None:
         """Note that a size cannot be had, together with others for the same key."""
@@ -109,12 +111,23 @@ class WorldSizes:
         with stage("more world sizes", len(scenarios)) as told:
             briefs = simulate_many(scenarios, told.advance)
         return [
-            (
-                scenario.cluster.nodes,
-                self.asked.time_s(scenario, brief.iteration_time_s.mean),
-            )
+            (scenario.cluster.nodes, self._expected_s(scenario, brief.iteration_time_s.mean))
             for scenario, brief in zip(scenarios, briefs, strict=True)
         ]
+
+    def _expected_s(self, scenario: Scenario, step_s: float) -> float:
+        """The time of the whole work; its steps are as sure as those of the largest size."""
+        if scenario.reliability is None:
+            return self.asked.time_s(scenario, step_s)
+        last = self.results[max(self.results)]
+        interval, edges_s = last.prediction_interval_s, None
+        if interval:
+            share = step_s / last.iteration_time_s.mean
+            edges_s = (share * interval.low, share * interval.high)
+        try:
+            return self.asked.campaign(scenario, step_s, edges_s).certain_s()
+        except InputError:  # it makes no progress
+            return inf
 
     def how_searched(self) -> str:
         """Which numbers of nodes were tried, in words."""
@@ -159,6 +172,8 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
     time_s = asked.time_s(scenario, step_s)
     edges = (interval.low, interval.high) if interval else None
     fits: bool | None = memory.fits
+    run = asked.campaign(scenario, step_s, edges).long_run() if scenario.reliability else None
+    paid, device = run.paid_gpus if run else gpus, scenario.cluster.device
     return Capacity(
         gpus=gpus,
         nodes=result.nodes,
@@ -183,4 +198,6 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
         samples_factor=asked.growth(scenario),
         tokens_per_s=result.training.tokens_per_s if result.training else None,
         mfu=result.training.mfu if result.training else None,
+        long_run=run,
+        energy=energy_of(asked.site, device, result, paid, run or time_s) if asked.site else None,
     )

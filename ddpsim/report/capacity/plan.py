@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from ddpsim.errors import printable
+from ddpsim.report.capacity.long_run import energy_lines, failure_lines, source_lines
 from ddpsim.report.capacity.next_doubling import next_doubling_lines
 from ddpsim.report.lines import command, cut, labelled, screen_width
 from ddpsim.report.training import samples_lines, steps_in_words
@@ -38,6 +39,8 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         f"{cut(plan.name, 50)}   {_work(plan.target)}",
         "",
         *_answer(plan),
+        *failure_lines(plan.answer),
+        *energy_lines(plan.answer),
         *next_doubling_lines(plan.next_doubling),
         *_knee(plan),
         "",
@@ -54,7 +57,8 @@ def _work(target: Target) -> str:
     within = ""
     if target.within_s is not None:
         number, unit = format_long_duration(target.within_s).split()
-        within = f" in {float(number.replace(',', '')):g} {unit}"
+        sure = f" with {target.certainty:.0%} certainty" if target.certainty else ""
+        within = f" in {float(number.replace(',', '')):g} {unit}{sure}"
     return f"{epochs}{_count(target.amount)} {target.unit}{within}"
 
 
@@ -73,8 +77,9 @@ def size_in_words(size: Capacity) -> str:
 
 def _costs(plan: CapacityPlan, size: Capacity) -> str:
     """`21.3 h, 511 GPU-hours, 1,278 USD`."""
-    said = f"{format_long_duration(size.time_s)}, {format_number(size.gpu_hours)} GPU-hours"
-    return said if size.cost is None or not plan.price else f"{said}, {_money(size.cost, plan)}"
+    hours, cost = size.billed
+    said = f"{format_long_duration(size.calendar_s[0])}, {format_number(hours)} GPU-hours"
+    return said if cost is None or not plan.price else f"{said}, {_money(cost, plan)}"
 
 
 def _cost_edges(plan: CapacityPlan) -> str:
@@ -102,10 +107,11 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
         label = "answer"
     elif plan.met is None and plan.knee_gpus != answer.gpus:
         label = "largest"
-    interval = "no interval can be had"
-    if answer.time_interval_s and plan.interval_level:
-        low, high = map(format_long_duration, answer.time_interval_s)
-        interval = f"{plan.interval_level:.0%} interval {low} to {high}{_cost_edges(plan)}"
+    interval, edges_s = "no interval can be had", answer.calendar_s[1]
+    if edges_s and plan.interval_level:
+        low, high = map(format_long_duration, edges_s)
+        what = "8 of 10 runs take" if answer.long_run else f"{plan.interval_level:.0%} interval"
+        interval = f"{what} {low} to {high}{_cost_edges(plan)}"
     yield from labelled(label, f"{size_in_words(answer)}: {_costs(plan, answer)}")
     yield from labelled("", interval)
     no_room = "no size that was tried fits in memory: times are those of GPUs with more of it"
@@ -147,7 +153,7 @@ def _why(plan: CapacityPlan) -> str:
         return f"the fastest of those that cost at most {limit_in_words(budget)}" if budget else ""
     if plan.met:
         return f"{_fewest(plan)}; {_safety(plan)}"
-    if target.within_s is not None and answer.time_s <= target.within_s and budget:
+    if target.within_s is not None and answer.expected_s <= target.within_s and budget:
         other, instead = plan.within_budget, "nothing costs so little"
         if other:
             instead = f"the fastest for it: {size_in_words(other)}, {_costs(plan, other)}"
@@ -180,6 +186,8 @@ def _fewest(plan: CapacityPlan) -> str:
 
 
 def _safety(plan: CapacityPlan) -> str:
+    if plan.answer.long_run:
+        return f"{plan.target.certainty or 0.5:.0%} of the simulated runs are"
     if plan.answer.time_interval_s is None:
         return "how safely is unknown, without an interval"
     if plan.sure is None:
@@ -216,18 +224,23 @@ def _knee(plan: CapacityPlan) -> Iterator[str]:
 def _table(plan: CapacityPlan) -> Iterator[str]:
     """A row of each size; a narrow screen has no room for layouts and intervals."""
     level = "" if plan.interval_level is None else f"{plan.interval_level:.0%} interval"
+    level = "p10 to p90" if plan.answer.long_run else level
     wide = {"nodes": 9, level: 15} if screen_width() >= _WHOLE_TABLE else {}
     currency = {plan.price.currency[:9]: 10} if plan.price else {}
     widths = {"GPUs": 6, "nodes": 0, "step": 10, "samples/s": 11, "scaling": 8, "x2": 5, "time": 10}
+    if any(size.long_run and size.long_run.spares for size in plan.sizes):
+        wide |= {"nodes": 13} if wide else {}
+        widths |= {"step": 9, "samples/s": 10, "scaling": 8, "x2": 5, "time": 10}
     widths |= {level: 0, "GPU-hours": 10, **currency, "fits": 5} | wide
     yield " " + _row(dict(zip(widths, widths, strict=True)), widths)
     for size in plan.sizes:
         mark = ">" if size.gpus == plan.answer.gpus else " "
         cells = _cells(size, is_priced=plan.price is not None)
         yield mark + _row(dict(zip(widths, cells, strict=True)), widths)
+    timed = "half of the runs take less" if plan.answer.long_run else "of all steps"
     yield from _below(
         "scaling: throughput per GPU against one device without DDP; x2: throughput against twice "
-        "that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
+        f"that of half the GPUs; time: {timed}; fits: memory (?: activations unknown)"
     )
     if any((size.marginal_efficiency or 0.0) > _MORE_THAN_TWICE for size in plan.sizes):
         yield from _below(
@@ -250,25 +263,28 @@ def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
 def _cells(size: Capacity, *, is_priced: bool) -> Iterator[str]:
     marginal = size.marginal_efficiency
     yield f"{size.gpus:,}"
-    yield f"{size.nodes} x {size.gpus_per_node}"
+    spares = f" +{size.long_run.spares}" if size.long_run and size.long_run.spares else ""
+    yield f"{size.nodes} x {size.gpus_per_node}{spares}"
     yield format_duration(size.step_s)
     yield format_number(size.throughput_samples_per_s)
     yield f"{size.scaling_efficiency:.0%}"
     yield "-" if marginal is None else f"{marginal:.0%}"
-    yield format_long_duration(size.time_s)
+    hours, cost = size.billed
+    yield format_long_duration(size.calendar_s[0])
     yield _edges(size)
-    yield format_number(size.gpu_hours)
+    yield format_number(hours)
     if is_priced:
-        yield "" if size.cost is None else format_number(size.cost)
+        yield "" if cost is None else format_number(cost)
     yield {True: "yes", False: "NO", None: "?"}[size.fits]
 
 
 def _edges(size: Capacity) -> str:
     """In the unit of the time beside it."""
-    if size.time_interval_s is None:
+    time_s, edges = size.calendar_s
+    if edges is None:
         return ""
-    unit = format_long_duration(size.time_s).split()[1]
-    low, high = (long_duration_in(unit, edge_s) for edge_s in size.time_interval_s)
+    unit = format_long_duration(time_s).split()[1]
+    low, high = (long_duration_in(unit, edge_s) for edge_s in edges)
     return f"{low} to {high}"
 
 
@@ -277,6 +293,7 @@ def _trust(plan: CapacityPlan) -> Iterator[str]:
     yield from labelled("held", _held(plan))
     yield from samples_lines(plan)
     yield from labelled("counted", steps_in_words(plan))
+    yield from source_lines(answer.long_run)
     searched = plan.searched
     if plan.sizes[0].nodes == 1 and plan.sizes[0].gpus_per_node < plan.sizes[-1].gpus_per_node:
         searched = f"GPUs of one node in powers of two, {searched}"

@@ -52,10 +52,11 @@ def _on_which_gpus(plan: CapacityPlan) -> str:
 
 def _strategy_row(plan: CapacityPlan) -> str:
     size = plan.answer
-    cost = "" if size.cost is None else f"{format_number(size.cost):>10}"
+    hours, cost = size.billed
+    money = "" if cost is None else f"{format_number(cost):>10}"
     memory = "does not fit" if size.fits is False else format_bytes(size.memory_bytes)
     late = "  not met" if plan.met is False and size.fits is not False else ""
     return (
-        f"{size.gpus:>7,}{format_long_duration(size.time_s):>11}"
-        f"{format_number(size.gpu_hours):>11}{cost}{memory:>14}{late}"
+        f"{size.gpus:>7,}{format_long_duration(size.calendar_s[0]):>11}"
+        f"{format_number(hours):>11}{money}{memory:>14}{late}"
     )

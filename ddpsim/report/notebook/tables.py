@@ -118,13 +118,14 @@ def plan_table(plan: CapacityPlan) -> str:
 
 
 def _size(size: Capacity) -> tuple[str, ...]:
+    hours, cost = size.billed
     return (
         f"{size.gpus:,}",
         f"{size.nodes} x {size.gpus_per_node}",
         format_duration(size.step_s),
-        format_long_duration(size.time_s),
-        format_number(size.gpu_hours),
-        "" if size.cost is None else format_number(size.cost),
+        format_long_duration(size.calendar_s[0]),
+        format_number(hours),
+        "" if cost is None else format_number(cost),
         format_percent(size.scaling_efficiency),
         size.bottleneck.partition(":")[0],
     )

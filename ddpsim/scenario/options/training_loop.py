@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ddpsim.scenario.base import Spec
+from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration, Size
 
 __all__ = ["CheckpointWrite", "DebugSettings", "Evaluation", "InputCopy"]
@@ -40,15 +40,34 @@ class Evaluation(Spec):
 
 
 class CheckpointWrite(Spec):
-    """torch.save of parameters, buffers and the optimizer's state, every so many steps."""
+    """Parameters, buffers and the optimizer's state, saved every so many steps."""
 
-    every: Annotated[int, Field(ge=1, le=10**9)] = Field(description="steps between two of them")
-    bandwidth_bytes_per_s: Bandwidth = Field(
-        alias="bandwidth", description="of the storage that one rank writes to"
+    every: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
+        description="steps between two of them; auto: the best number for `reliability`"
+    )
+    mode: Literal["sync", "async", "neighbour"] = Field(
+        "sync",
+        description="sync: steps wait for the write, as torch.save does; async: for the copy to "
+        "the host alone; neighbour: the same, and another node's memory is written to",
+    )
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="bandwidth", description="of the storage that one rank writes to"
+    )
+    node_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="node_bandwidth", description="of all ranks of a node; omitted: no limit"
+    )
+    total_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="total_bandwidth", description="of all ranks of the job; omitted: no limit"
     )
     size_bytes: Size | None = Field(
         None, alias="size", description="of what one rank writes; omitted: computed"
     )
+
+    @model_validator(mode="after")
+    def _has_storage(self) -> CheckpointWrite:
+        if self.mode != "neighbour" and self.bandwidth_bytes_per_s is None:
+            raise fail("is missing; add it: of the storage that one rank writes to", "bandwidth")
+        return self
 
 
 class DebugSettings(Spec):

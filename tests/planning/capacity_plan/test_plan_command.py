@@ -33,6 +33,15 @@ def imagenet() -> CapacityPlan:
             ("--target", f"{IMAGENET} in 1 h", "--price", "2.50 USD"),
         ),
         ("gpt2-bucket-choice", ("--target", "300B tokens in 4 days")),
+        (
+            "resnet50-2x8-25gbit --set name=failures",
+            (
+                *("--target", "9k epochs of 1.28M samples in 30 days with 90 % certainty"),
+                *("--mtbf", "900 h", "--spares", "auto", "--max-gpus", "16", "--set"),
+                "workload.checkpoint_write={every: auto, bandwidth: 1 GB/s}",
+                *("--price", "2.50 USD", "--pue", "1.2", "--carbon", "380"),
+            ),
+        ),
     ],
 )
 def test_golden(
@@ -43,10 +52,11 @@ def test_golden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    done = cli("plan", f"scenarios/{name}.yaml", *arguments)
+    file, *settings = name.split()
+    done = cli("plan", f"scenarios/{file}.yaml", *settings, *arguments)
     assert (done.code, done.err) == (0, "")
     assert max(map(len, done.out.splitlines())) <= 100
-    golden(done.out, GOLDEN / f"plan-{name}.txt")
+    golden(done.out, GOLDEN / f"plan-{name.rsplit('=', maxsplit=1)[-1]}.txt")
 
 
 def test_json_has_its_schema(cli: Cli, imagenet: CapacityPlan) -> None:
@@ -85,6 +95,22 @@ def test_settings_and_the_next_command(cli: Cli) -> None:
             "--max-gpus': wanted a whole number, got 'x'",
         ),
         ((), "Missing option '--target'"),
+        (("--target", "1M samples in 1 h with 90 % certainty"), "--target: a certainty needs what"),
+        (("--target", "1M samples in 1 h with 0.5 % certainty"), "'0.5' % certainty is out of ran"),
+        (("--target", "1M samples", "--carbon", "300"), "Invalid value for --carbon: needs --pue"),
+        (
+            ("--target", "1M samples", "--pue", "0.5"),
+            "Invalid value for --pue: 0.5 is out of range",
+        ),
+        (
+            ("--target", "1M samples", "--price", "spot"),
+            "no spot price of a cluster without a mach",
+        ),
+        (
+            ("--target", "1M samples", "--prices", "p.csv"),
+            "for --prices: needs --price on-demand, s",
+        ),
+        (("--target", "1M samples", "--mtbf", "5"), "reliability.mtbf: 5 has no unit"),
     ],
 )
 def test_wrong_options(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
@@ -92,3 +118,29 @@ def test_wrong_options(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert says in " ".join(done.err.split())
     assert "Traceback" not in done.err
+
+
+def test_prices_are_merged_with_newer_rows(cli: Cli, tmp_path: Path) -> None:
+    header = "machine,provider,region,gpus,on_demand,spot,one_year,currency,date,source\n"
+    newer = tmp_path / "newer.csv"
+    row = "p5.48xlarge,AWS,us-east-1,8,{},,30,USD,{},a price list\n"
+    newer.write_text(header + row.format(50, "2027-01-01") + row.format(9, "2020-01-01"), "utf-8")
+    known = cli("prices").out.splitlines()
+    assert len(known) == len(cli("prices", str(newer)).out.splitlines()) > 10
+    merged = tmp_path / "prices.csv"
+    merged.write_text(cli("prices", str(newer)).out, "utf-8")
+    file = str(SCENARIOS / "training-loop.yaml")
+    options = ("--set", "cluster.machine=p5", "--prices", str(merged), "--price", "one-year")
+    done = cli("plan", file, "--target", "1M samples", "--max-gpus", "8", *options, "--json")
+    assert json.loads(done.out)["price"] == {"amount": 30 / 8, "currency": "USD"}
+    assert done.err == (
+        "one-year price of p5.48xlarge at AWS, us-east-1, on 2027-01-01: a price list\n"
+    )
+    for bad, says in (
+        (row.format("x", "2027-01-01"), "newer.csv:2: on_demand is 'x'; wanted a number above"),
+        (row.format(1, "May"), "newer.csv:2: Invalid isoformat string: 'May'"),
+        (row.format(1, "2027-01-01").replace("a price list", " "), "newer.csv:2: has no source"),
+        (row.format(1, "2027-01-01").replace("p5.", "p9."), "newer.csv:2: unknown machine 'p9.48x"),
+    ):
+        newer.write_text(header + bad, "utf-8")
+        assert says in cli("prices", str(newer)).err

@@ -1,0 +1,116 @@
+"""List prices of machines: the table of the package, or a CSV with the same columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from datetime import date
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+from ddpsim.errors import ImportFailedError, InputError, shown
+from ddpsim.importers import text
+from ddpsim.scenario.catalog import resolve
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["TERMS", "ListPrice", "Term", "listed_price", "merged", "read_prices", "written"]
+
+Term = Literal["on-demand", "spot", "one-year"]
+TERMS: tuple[Term, ...] = ("on-demand", "spot", "one-year")
+_TABLE = Path(__file__).parent.parent / "data" / "prices.csv"
+
+
+@dataclass(frozen=True)
+class ListPrice:
+    """What a provider asks for an hour of a whole machine; None: not known.
+
+    `date`: when the `source` said so. `machine` is one of our presets.
+    """
+
+    machine: str
+    provider: str
+    region: str
+    gpus: int
+    on_demand: float | None
+    spot: float | None
+    one_year: float | None
+    currency: str
+    date: str
+    source: str
+
+    def gpu_hour(self, term: Term) -> float | None:
+        """The price of one GPU's hour."""
+        whole = {"on-demand": self.on_demand, "spot": self.spot, "one-year": self.one_year}[term]
+        return None if whole is None else whole / self.gpus
+
+
+_COLUMNS = tuple(field.name for field in fields(ListPrice))
+
+
+def read_prices(path: Path | None = None) -> list[ListPrice]:
+    """The rows of a table, of the package's own by default; raises ImportFailedError by line."""
+    given = SourceFile("prices.csv" if path is None else str(path), path or _TABLE)
+    lines = text.read_text(given, f"a CSV of {','.join(_COLUMNS)}").splitlines()
+    name = given.given
+    return [_row(name, line, cells) for line, cells in text.table(name, lines, _COLUMNS)]
+
+
+def _row(name: str, line: int, cells: dict[str, str]) -> ListPrice:
+    def price(key: str) -> float | None:
+        return text.number(name, line, cells[key], key, above_zero=True) if cells[key] else None
+
+    try:
+        machine = resolve("machine", cells["machine"])
+        date.fromisoformat(cells["date"])
+    except ValueError as error:
+        raise ImportFailedError(name, str(error), line) from None
+    if not cells["source"].strip():
+        raise ImportFailedError(name, "has no source; wanted where the price was read", line)
+    return ListPrice(
+        machine=machine,
+        provider=cells["provider"],
+        region=cells["region"],
+        gpus=text.whole(name, line, cells["gpus"], "gpus"),
+        on_demand=price("on_demand"),
+        spot=price("spot"),
+        one_year=price("one_year"),
+        currency=cells["currency"],
+        date=cells["date"],
+        source=cells["source"],
+    )
+
+
+def merged(known: Iterable[ListPrice], newer: Iterable[ListPrice]) -> list[ListPrice]:
+    """Both tables; of the same machine, provider and region the later row."""
+    rows: dict[tuple[str, str, str], ListPrice] = {}
+    for row in (*known, *newer):
+        key = (row.machine, row.provider, row.region)
+        if key not in rows or row.date >= rows[key].date:
+            rows[key] = row
+    return list(rows.values())
+
+
+def written(rows: Iterable[ListPrice]) -> str:
+    """A table as CSV, which `read_prices` reads."""
+    file = StringIO()
+    writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return file.getvalue()
+
+
+def listed_price(rows: Iterable[ListPrice], machine: str | None, term: Term) -> ListPrice:
+    """The latest row of a machine that has a price for the term; raises InputError."""
+    rows = tuple(rows)
+    found = [row for row in rows if row.machine == machine and row.gpu_hour(term) is not None]
+    if not found:
+        known = sorted({row.machine for row in rows if row.gpu_hour(term) is not None})
+        what = f"cluster.machine {shown(machine)}" if machine else "a cluster without a machine"
+        raise InputError(
+            "price",
+            f"no {term} price of {what} is known; write --price '2.50 USD', or add a row to "
+            f"--prices. Known: {', '.join(known) or 'none'}",
+        )
+    return max(found, key=lambda row: row.date)
