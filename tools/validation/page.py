@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import exp
 from statistics import median
 
 import nccl_carried
 import nccl_sweeps
-from held_out import nccl_presets
+from held_out import nccl_presets, published_runs
 from held_out.errors import (
     device_sigma,
     host_sigma,
@@ -17,6 +18,7 @@ from held_out.user_jobs import deepspeed_steps, shared_weight_steps, steps_table
 from published_steps import rms
 
 from ddpsim.prediction.interval import ROOFLINE
+from ddpsim.provenance import Z_80
 from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
 from validation.campaign_tables import by_rate_table, goals_table, variants_table
@@ -80,6 +82,11 @@ def _figures() -> dict[str, str]:
         "REGIMES": regimes_table(),
         "PUBLISHERS": publishers_table(),
         **_sigmas(),
+        "CLUSTER_FAILURES": published_runs.failures_table(),
+        "LONG_RUNS": published_runs.runs_table(),
+        "USUAL_MTBF": f"{published_runs.usual_gpu_hours():,.0f}",
+        "USUAL_FACTOR": f"{exp(Z_80 * published_runs.sigma_of_another()):.2g}",
+        "USUAL_SIGMA": f"{published_runs.sigma_of_another():.2f}",
         "HOSTS": hosts_table(),
         "OPERATORS": operators_table(),
         "BY_BATCH": by_batch_table(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import exp, inf, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -36,6 +36,7 @@ _FEW_RUNS = 201  # to choose between numbers of spares, and to search for a size
 _WORTH = 0.001  # of the time that a remedy must save to be named
 _MANY_EVENTS = 1000  # of a run, whose time then hardly varies
 _CHECKPOINTS = CheckpointWrite.model_validate({"every": "auto", "bandwidth": "1 GB/s"})
+_GOLDEN = (sqrt(5) - 1) / 2  # its multiples are spread evenly
 _S_PER_HOUR = 3600
 
 
@@ -138,22 +139,36 @@ class Campaign:
         """So many runs, each with a step of its own."""
         if operation.event_per_s * operation.work_s > _MANY_EVENTS:
             runs = min(runs, _FEW_RUNS)
-        operations = [operation.stretched(factor) for factor in self._factors(runs)]
+        operations = [
+            replace(operation.stretched(steps), crash_per_s=operation.crash_per_s * failures)
+            for steps, failures in zip(
+                self._factors(runs), self._failure_factors(runs), strict=True
+            )
+        ]
         return simulate_runs(operations, Draws(self.scenario.run.seed, runs))
 
-    def _factors(self, runs: int) -> Iterator[float]:
+    def _failure_factors(self, runs: int) -> list[float]:
+        """How much oftener it fails in each run: evenly over a preset's spread, in mixed order."""
+        asked = self.scenario.reliability
+        sigma = failures_of(asked.failures).get("sigma") if asked and asked.failures else None
+        if not sigma:
+            return [1.0] * runs
+        normal = NormalDist(0, sigma)
+        return [exp(normal.inv_cdf((run * _GOLDEN + 0.5) % 1 or 0.5)) for run in range(runs)]
+
+    def _factors(self, runs: int) -> list[float]:
         """How much longer than predicted the steps of each run are: evenly over their interval."""
         if self.edges_s is None:
-            yield from [1.0] * runs
-            return
+            return [1.0] * runs
         low_s, high_s = self.edges_s
         normal = NormalDist()
-        edge = normal.inv_cdf(0.9)
+        factors, edge = [], normal.inv_cdf(0.9)
         for run in range(runs):
             share = min(max(run / (runs - 1), 0.5 / runs), 1 - 0.5 / runs)
             z = normal.inv_cdf(share) / edge
             reach_s = high_s - self.step_s if z > 0 else self.step_s - low_s
-            yield max(0.1, 1 + z * reach_s / self.step_s)
+            factors.append(max(0.1, 1 + z * reach_s / self.step_s))
+        return factors
 
     def _summed_up(self, operation: Operation, runs: Runs, spares: int) -> LongRun:
         mean_s = float(runs.time_s.mean())

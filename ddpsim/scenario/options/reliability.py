@@ -62,7 +62,8 @@ class Reliability(Spec):
 
     failures: str | None = Field(
         None,
-        description="a preset of failures: meta-rsc-1, meta-rsc-2, llama-3, opt-175b, bloom",
+        description="a preset: usual (of five clusters), meta-rsc-1, meta-rsc-2, llama-3, "
+        "opt-175b, bloom",
     )
     mtbf_s: LongDuration | None = Field(
         None, alias="mtbf", description="mean time between failures; default: the preset's, or none"
