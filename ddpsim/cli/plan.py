@@ -47,34 +47,22 @@ def compare(
     ddpsim compare a.yaml b.yaml c.yaml
     """
     from ddpsim.cli.waiting import waiting
-    from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
-    from ddpsim.planning.shardings import as_fully_shard
-    from ddpsim.prediction.api import checked
+    from ddpsim.questions import compare_documents
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
-    from ddpsim.scenario.load import parse
 
     if len(files) == 1 and not (flags or strategies):
         more = "name a second scenario, or add --each-flag or --each-strategy"
         raise typer.BadParameter(more, param_hint="FILES")
-    document = load(files[0], settings or ())
-    own, asked = document, document.data.get("ddp")
-    asked = asked if isinstance(asked, dict) else {}
-    if strategies:
-        document = load(files[0], [*(settings or ()), *ddp_settings(document)])
-    first = checked(document)
-    options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
-    if flags:
-        options += each_flag(document)
-    if strategies:
-        sharding = asked.get("fully_shard") or as_fully_shard(parse(own).ddp)
-        options += each_strategy(document, sharding)
-        strategy = asked.get("strategy")
-        if strategy in ("distributed_optimizer", "deepspeed", "fsdp1"):
-            options.append(option(own, title=strategy))
-    baseline = f"{files[0]} {'under ddp' if strategies else 'as it is'}"
+    first, *others = (load(file, settings or ()) for file in files)
     with waiting("no difference has its interval yet"):
-        found = compare(first, options, baseline)
+        found = compare_documents(
+            first,
+            [(str(file), other) for file, other in zip(files[1:], others, strict=True)],
+            each_flag=flags,
+            each_strategy=strategies,
+            name=str(files[0]),
+        )
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):
         raise typer.Exit(2)

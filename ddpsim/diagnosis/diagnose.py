@@ -49,6 +49,7 @@ from ddpsim.diagnosis.traces import (
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
+from ddpsim.prediction.api import scenario_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.progress import Stage, stage
@@ -63,7 +64,9 @@ from ddpsim.result.diagnosis import (
     Quantity,
 )
 from ddpsim.result.verdict import Verdict, is_normal, verdict
+from ddpsim.scenario.document import Source
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.units import parse_duration
 
 if TYPE_CHECKING:
     from ddpsim.result.model import Result
@@ -142,13 +145,15 @@ def diagnose(
         return _Diagnosing(case, found, result, facts).diagnosis(told)
 
 
-def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
-    """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
+def judge(scenario: Source, result: Result, measured: float | str) -> Verdict:
+    """Hold a measured step, in seconds or as "95 ms", against a scenario's result: is it normal?
 
     Where it is not, says what could explain it: the causes that `diagnose` finds, and by what
     factor one term alone, compute, host or network, would have to be longer. Raises ValueError for
     a time that no step can take, and for the result of another scenario, as far as its ranks tell.
     """
+    scenario = scenario_of(scenario)
+    measured_s = parse_duration(measured) if isinstance(measured, str) else measured
     cluster = scenario.cluster
     if not (isfinite(measured_s) and measured_s > 0):
         raise ValueError(f"measured_s is {measured_s}; wanted seconds, above 0")

@@ -9,11 +9,13 @@ from math import floor, inf
 from ddpsim.engine.batch import run_many
 from ddpsim.engine.least import least_step_s
 from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.prediction.api import scenario_of
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.result.summary import SteadyStep
+from ddpsim.scenario.document import Source
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S
 
@@ -23,9 +25,9 @@ _BUILT = 0.25  # of the work for a scenario, about: its model and its network
 
 
 def simulate_many(
-    scenarios: Iterable[Scenario], advance: Callable[[float], None] = lambda _: None
+    scenarios: Iterable[Source], advance: Callable[[float], None] = lambda _: None
 ) -> tuple[Brief, ...]:
-    """The main figures of each scenario, as `simulate` gives them.
+    """The main figures of each scenario (or its file, or mapping), as `simulate` gives them.
 
     What scenarios share is built once, and those that differ in numbers alone (seed, bandwidth,
     times; not buckets or ranks) are simulated together. Raises ScenarioError if a file that one
@@ -33,7 +35,7 @@ def simulate_many(
     """
     parts, jobs = Parts(), list[Job]()
     for scenario in scenarios:
-        jobs.append(resolve(scenario, parts=parts))
+        jobs.append(resolve(scenario_of(scenario), parts=parts))
         advance(_BUILT)
     return _briefs(jobs, parts, advance)
 

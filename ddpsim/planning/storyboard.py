@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
@@ -27,7 +26,7 @@ from ddpsim.result.storyboard import (
 )
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.document import load
+from ddpsim.scenario.document import Source, load
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["storyboard"]
@@ -39,7 +38,7 @@ _MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not
 
 
 def storyboard(
-    source: str | Path | Mapping[str, Any],
+    source: Source,
     overrides: Iterable[str] = (),
     against: Sequence[str] = (),
 ) -> Storyboard:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from ddpsim.cluster.mesh import mesh_of
 from ddpsim.cluster.what_if_links import waits_for_latency
@@ -27,7 +26,7 @@ from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, St
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.result.words import edges_in_words
-from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.document import Document, Source, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.select import strategy_name
@@ -45,19 +44,24 @@ __all__ = [
     "observe",
     "predict",
     "predict_and_observe",
+    "scenario_of",
     "simulate",
 ]
 
 
-def load_scenario(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
-) -> Scenario:
+def load_scenario(source: Source, overrides: Iterable[str] = ()) -> Scenario:
     """Read and check a scenario, with every file that it names.
 
-    `source` is a YAML file, or the same as a mapping (relative paths then start in the current
-    folder); `overrides` are `key.path=value` settings. Raises ScenarioError with all problems.
+    `source` is a YAML file, the same as a mapping (relative paths then start in the current
+    folder), or a scenario; `overrides` are `key.path=value` settings. Raises ScenarioError with all
+    problems.
     """
     return checked(load(source, overrides))
+
+
+def scenario_of(source: Source) -> Scenario:
+    """A scenario as it is, or what `load_scenario` reads of anything else."""
+    return source if isinstance(source, Scenario) else load_scenario(source)
 
 
 def checked(document: Document) -> Scenario:
@@ -74,8 +78,8 @@ def _checked(document: Document) -> tuple[Scenario, Job]:
     return scenario, job
 
 
-def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
-    """Predict one steady DDP step.
+def simulate(scenario: Source, engine: EngineMode = "auto") -> Result:
+    """Predict one steady DDP step of a scenario, or of its file or mapping.
 
     `engine` "reference" simulates every rank and every ring step, "auto" takes exact shortcuts.
     Raises ScenarioError if a file that the scenario names does not fit it, and ValueError for an
@@ -83,11 +87,11 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     """
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
-    return _simulated(resolve(scenario), engine)
+    return _simulated(resolve(scenario_of(scenario)), engine)
 
 
 def load_and_simulate(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str], engine: EngineMode
+    source: Source, overrides: Iterable[str], engine: EngineMode
 ) -> tuple[Scenario, Result]:
     """What `load_scenario` and `simulate` return, of one job: its model is built once."""
     scenario, job = _checked(load(source, overrides))
@@ -137,7 +141,7 @@ def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
 
 
 def observe(
-    scenario: Scenario,
+    scenario: Source,
     ranks: Iterable[int] = (0,),
     observe_message: Callable[[MessageSpan], None] | None = None,
 ) -> Timeline:
@@ -148,6 +152,7 @@ def observe(
     model simulates every rank: a job of many ranks takes long. Raises ScenarioError as `simulate`,
     and ValueError for a rank that does not exist.
     """
+    scenario = scenario_of(scenario)
     job, wanted = resolve(scenario), _existing(scenario, ranks)
     request = job.request()
     if observe_message is not None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddpsim.provenance import Provenance
 from ddpsim.result.model import Distribution, IntervalSource, NextStep, rounded
 from ddpsim.result.training import LearningRate
+from ddpsim.units import format_long_duration
+
+if TYPE_CHECKING:
+    from ddpsim.report.notebook.figures import Figure
 
 __all__ = [
     "KNEE_EFFICIENCY",
@@ -288,6 +292,18 @@ class CapacityPlan:
     counts_pauses: bool = False
     learning_rate: LearningRate | None = None
     asked_gpus: int | None = None
+
+    def __repr__(self) -> str:
+        answer = f"{self.answer.gpus} GPUs, {format_long_duration(self.answer.time_s)}"
+        return (
+            f"<CapacityPlan of {self.name}: {answer}{'' if self.met is not False else ', not met'}>"
+        )
+
+    def plot(self) -> Figure:
+        """Time of the whole work over the number of GPUs, with its interval, as a plotly figure."""
+        from ddpsim.report.notebook.figures import plan_figure  # noqa: PLC0415 -- plotly is slow
+
+        return plan_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpsim.result.model import PredictionInterval, Result, rounded
+from ddpsim.wording import counted
+
+if TYPE_CHECKING:
+    from ddpsim.report.notebook.figures import Figure
 
 __all__ = ["Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
 
@@ -55,10 +59,22 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     baseline: str = ""
 
+    def __repr__(self) -> str:
+        known = [change for change in self.changes if not change.problem]
+        best = min(known, key=lambda change: change.change, default=None)
+        said = f", {best.title} {best.change:+.1%}" if best else ""
+        return f"<Comparison of {self.name}: {counted(len(self.changes), 'change')}{said}>"
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.comparison/1`)."""
         changes = [asdict(change) | {"is_sure": change.is_sure} for change in self.changes]
         return {"schema": "ddpsim.comparison/1", **rounded(asdict(self) | {"changes": changes})}
+
+    def plot(self) -> Figure:
+        """The changes of the step in milliseconds, with their intervals, as a plotly figure."""
+        from ddpsim.report.notebook.figures import comparison_figure  # noqa: PLC0415 -- plotly is slow
+
+        return comparison_figure(self)
 
     def _repr_html_(self) -> str:
         """The changes as a notebook shows them: a table of HTML."""
@@ -92,6 +108,15 @@ class Explanation:
     phases: tuple[Phase, ...]
     sensitivities: tuple[Sensitivity, ...]
     helps: tuple[Change, ...]
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.result!r}>"
+
+    def plot(self) -> Figure:
+        """What each changed input does to the step, in milliseconds, as a plotly figure."""
+        from ddpsim.report.notebook.figures import sensitivity_figure  # noqa: PLC0415 -- plotly is slow
+
+        return sensitivity_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.explanation/1`)."""

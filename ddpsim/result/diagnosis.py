@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddpsim.result.model import PredictionInterval, rounded
+
+if TYPE_CHECKING:
+    from ddpsim.report.notebook.figures import Figure
 
 __all__ = [
     "HEALTHY",
@@ -168,6 +171,16 @@ class Diagnosis:
     def is_decided(self) -> bool:
         """Whether one cause is likelier than all others together."""
         return max(cause.probability for cause in self.causes) >= _DECIDED
+
+    def __repr__(self) -> str:
+        first = self.causes[0]
+        return f"<Diagnosis of {self.name}: {first.probability:.0%} {first.text}>"
+
+    def plot(self) -> Figure:
+        """The likely causes with their probabilities in percent, as a plotly figure."""
+        from ddpsim.report.notebook.figures import diagnosis_figure  # noqa: PLC0415 -- plotly is slow
+
+        return diagnosis_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""

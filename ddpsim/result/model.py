@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
 from ddpsim.result.training import Training
+from ddpsim.units import format_duration
 
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
@@ -320,6 +321,10 @@ class Result:
         """Whether ranks wait for stragglers or data, which the baselines leave out."""
         waits = any(straggler.kind != "link" for straggler in self.stragglers)
         return waits or self.breakdown_s.data_wait > 0
+
+    def __repr__(self) -> str:
+        step = format_duration(self.iteration_time_s.mean)
+        return f"<Result of {self.name}: step {step}, bottleneck {self.bottleneck.kind}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON's types (schema `ddpsim.result/1`), floats to 12 decimals."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpsim.result.model import Brief, rounded
 from ddpsim.settings import Setting
+from ddpsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,6 +152,10 @@ class Sweep:
     @staticmethod
     def _value(point: Point, goal: Goal) -> float:
         return goal.sign * goal.of(point.brief) if point.brief else float("-inf")
+
+    def __repr__(self) -> str:
+        best = ", ".join(map(str, self.best.settings)) if self.best else "none fits"
+        return f"<Sweep of {self.name}: {counted(len(self.points), 'point')}, best: {best}>"
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a point: its settings, then its figures in SI units."""

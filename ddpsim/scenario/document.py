@@ -18,10 +18,10 @@ from ruamel.yaml.reader import ReaderError
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.files import read_given
-from ddpsim.scenario.base import numbered
+from ddpsim.scenario.base import Spec, numbered
 from ddpsim.settings import Setting
 
-__all__ = ["Document", "KeyPath"]
+__all__ = ["Document", "KeyPath", "Source"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -173,12 +173,22 @@ class Document:
             self.value_places[path] = f"{self.name}:{line + 1}:{column + 1}"
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Document:
-    """Read a scenario file, or take a mapping, and apply `--set` overrides in order.
+# a YAML file, the same as a mapping, or a scenario that was read
+Source = str | Path | Mapping[str, Any] | Spec | Document
+
+
+def load(source: Source, overrides: Iterable[str] = ()) -> Document:
+    """Read a scenario file, or take a mapping or a scenario, and apply `--set` overrides in order.
 
     Relative paths of a mapping start in the current folder.
     """
-    if isinstance(source, Mapping):
+    if isinstance(source, Document):
+        document = source
+    elif isinstance(source, Spec):
+        folder: dict[str, Path] = {}
+        written = source.model_dump(mode="json", exclude_unset=True, context=folder)
+        document = Document.from_mapping(written, folder.get("base", Path()))
+    elif isinstance(source, Mapping):
         document = Document.from_mapping(source, Path())
     else:
         document = Document.read(Path(source))

@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     PlainSerializer,
     PlainValidator,
+    SerializationInfo,
     ValidationInfo,
     WithJsonSchema,
 )
@@ -143,15 +144,23 @@ def _where(name: str, base: Path) -> str:
     return f"{rule}: from there this one is {shown(os.path.relpath(name, base))}"
 
 
+def _written(source: SourceFile, info: SerializationInfo) -> str:
+    """As its scenario names it; a context is told the folder that this starts from."""
+    name = Path(source.given)
+    if isinstance(info.context, dict) and not name.is_absolute():
+        info.context["base"] = Path(*source.path.parts[: -len(name.parts)])
+    return source.given
+
+
 SourceFileField = Annotated[
     SourceFile,
     PlainValidator(source_file),
-    PlainSerializer(lambda source: source.given),
+    PlainSerializer(_written),
     WithJsonSchema({"type": "string"}),
 ]
 SourceField = Annotated[  # a file, or a folder
     SourceFile,
     PlainValidator(_source),
-    PlainSerializer(lambda source: source.given),
+    PlainSerializer(_written),
     WithJsonSchema({"type": "string"}),
 ]

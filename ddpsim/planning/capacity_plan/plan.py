@@ -14,6 +14,7 @@ from ddpsim.planning.capacity_plan.question import Question
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch, read_steps_by_batch
 from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
+from ddpsim.prediction.api import scenario_of
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (
@@ -27,7 +28,7 @@ from ddpsim.result.capacity import (
 )
 from ddpsim.result.model import IntervalSource, NextStep
 from ddpsim.result.training import LearningRate, learning_rate_of
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.document import Source
 
 __all__ = ["plan_capacity"]
 
@@ -35,7 +36,7 @@ _MOST_GPUS = 1024
 
 
 def plan_capacity(
-    scenario: Scenario,
+    scenario: Source,
     target: Target | str,
     *,
     price: Money | str | None = None,
@@ -61,7 +62,7 @@ def plan_capacity(
     Money, InputError for what does not fit the scenario (`key` is the argument).
     """
     asked = Question(
-        scenario,
+        scenario_of(scenario),
         parse_target(target) if isinstance(target, str) else target,
         _money("price", price, parse_price),
         _money("budget", budget, parse_budget),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.logs import LOGS
@@ -22,7 +21,7 @@ from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, Point, Sweep
-from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.document import Document, Source, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
@@ -35,7 +34,7 @@ Progress = Callable[[int, int], None]  # points that have ended, and all
 
 
 def sweep(
-    source: str | Path | Mapping[str, Any],
+    source: Source,
     grid: Grid,
     goals: Sequence[str] = ("throughput",),
     *,
