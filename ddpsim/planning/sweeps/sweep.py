@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.logs import LOGS
