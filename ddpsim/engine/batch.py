@@ -107,7 +107,7 @@ def _all_settled(requests: Sequence[Request]) -> Iterator[Settled]:
 
 def _alone(job: Settled, *, counts: bool) -> SteadyStep:
     """By a simulation of its own."""
-    timeline = run_settled(job).timeline
+    timeline = run_settled(job, tells=counts).timeline
     return SteadyStep.of(timeline) if counts else SteadyStep(lengths_ns(timeline), 0, 0)
 
 
@@ -152,7 +152,7 @@ def _together(ranks: int, group: _Group, *, counts: bool) -> dict[int, SteadySte
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     trials = [
-        Trial(host, each.cost, each.slowdowns, each.stalls, traffic=each.traffic)
+        Trial(host, each.cost, each.slowdowns, each.stalls, each.sums, each.traffic)
         for _, host, each in group
     ]
     lanes = Lanes(trials, ranks, counts=counts, remembers=())

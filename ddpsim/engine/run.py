@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Literal
@@ -70,8 +71,10 @@ def run_settled(
     mode: EngineMode = "auto",
     observed: Sequence[int] | None = None,
     observe_message: MessageObserver | None = None,
+    *,
+    tells: bool = True,
 ) -> Simulated:
-    """See `run`."""
+    """See `run`; without `tells` a lane may lack all but when steps begin and end."""
     request = asked.request
     found, participants, repeats = None, request.world_size, 0
     simulated = request
@@ -79,7 +82,7 @@ def run_settled(
         plan = request.plan
         participants = plan.period
         if plan.needs_no_events:
-            found = _without_events(request, participants, observed)
+            found = _without_events(request, participants, observed, tells=tells)
             if found is None:  # what stands for all without events may not do so with them
                 participants = request.world_size
         elif plan.on_hosts:
@@ -145,11 +148,11 @@ def _steps_ahead(calm: Request, loader: Loader) -> int:
 
 
 def _without_events(
-    request: Request, participants: int, observed: Sequence[int] | None
+    request: Request, participants: int, observed: Sequence[int] | None, *, tells: bool
 ) -> tuple[Timeline, set[str]] | None:
     """None where the clock would get too long to be exact so."""
     if participants == 1 and request.is_calm:
-        return _alone(request)
+        return _alone(request, tells=tells)
     lanes = _trained(request, participants)
     return None if lanes is None else (lanes.timeline(0, observed), {"lanes", *lanes.paths})
 
@@ -158,7 +161,7 @@ def _settles_after(request: Request) -> int | None:
     """Steps of warm-up, as `_without_events` finds them, without the lane of any rank."""
     participants = request.plan.period
     if participants == 1 and request.is_calm:
-        return _alone(request)[0].warmup
+        return _alone(request, tells=False)[0].warmup
     lanes = _trained(request, participants, remembers=())
     return None if lanes is None else lanes.past[0].warmup
 
@@ -184,23 +187,29 @@ def _host(request: Request) -> Host:
     return Host(request.program, 0 if request.varies else MOST_MORE)
 
 
-def _alone(request: Request) -> tuple[Timeline, set[str]]:
+def _alone(request: Request, *, tells: bool) -> tuple[Timeline, set[str]]:
     """A rank that stands for all never waits for a peer."""
     host = _host(request)
     paths, traffic = {"lane"}, request.traffic
     network = Flows(traffic)
+    alone: dict[tuple[str, str, int], tuple[int, Fraction]] = {}  # what nothing else slows down
 
     def meet(launched: Communicate, joined_ns: int) -> Met:
+        asked = launched.group, launched.operation, launched.size_bytes
+        if asked in alone:
+            taken_ns, slowdown = alone[asked]
+            return Met(joined_ns, joined_ns + taken_ns, slowdown)
         known = cost_of(request.cost, launched.group)
         transfer = known.transfer(launched.operation, launched.size_bytes)
         slowdown = transfer.interference.compute
         if traffic == NO_TRAFFIC or launched.group != "world":
             paths.add(closed_form(transfer))
-            return Met(joined_ns, joined_ns + duration_ns(transfer), slowdown)
+            alone[asked] = duration_ns(transfer), slowdown
+            return meet(launched, joined_ns)
         flow, path = whole(transfer, traffic)
         paths.update(("whole", path))
         return Met(joined_ns, network.end_ns(network.begin(joined_ns, flow)), slowdown)
 
-    lane = Lane(host, meet)
+    lane = Lane(host, meet, tells=tells)
     warmup, repeats = lane.train(host.steps if request.varies else None)
     return Timeline({0: lane.timeline}, warmup, 0, [0], repeats), paths

@@ -16,7 +16,7 @@ from ddpsim.planning.shardings import (
     strategy_name,
     without_ddp_options,
 )
-from ddpsim.prediction.api import predict
+from ddpsim.prediction.api import predicted
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
@@ -77,7 +77,9 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     """
     parts, options = Parts(), list(options)
     with stage("scenarios", len(options) + 1) as told:
-        result, first = predict(base), _Side.of(base, parts)
+        job = resolve(base, parts=parts)
+        result = predicted(job)
+        first = _Side(job, Brief.of(result))
         _tell(told, baseline or base.name, first)
         others = list[tuple[Option, _Side | DdpsimError]]()
         for each in options:

@@ -11,7 +11,9 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.explain import sensitivities
-from ddpsim.prediction.api import checked, observe, simulate
+from ddpsim.prediction.api import checked, checked_job, simulate_and_observe, simulate_job
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import stage
 from ddpsim.result.model import Result
@@ -24,7 +26,7 @@ from ddpsim.result.storyboard import (
     drawn_step,
     held_over_step,
 )
-from ddpsim.result.timeline import CommSpan
+from ddpsim.result.timeline import CommSpan, Timeline
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Source, load
 from ddpsim.scenario.schema import Scenario
@@ -48,7 +50,7 @@ def storyboard(
     is drawn too. Raises ScenarioError if the scenario itself is wrong; another choice that cannot
     be simulated is left out, and named with its reason.
     """
-    document = load(source, overrides)
+    document, parts = load(source, overrides), Parts()
     scenario = checked(document)
     if (found := dialled(scenario)) is None:
         reason = (
@@ -60,20 +62,22 @@ def storyboard(
     dial, own, values = found
     numbers = _nodes(scenario.cluster)
     with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as told:
-        result = simulate(scenario)
+        own_job = resolve(scenario, parts=parts)
+        result, own_step = _drawn(own_job)
         choices, scaling, left_out = list[CapChoice](), list[Result](), list[LeftOut]()
 
         def attempt(
-            setting: str, show: Callable[[Scenario], _Shown], option: str = "--set"
+            setting: str, show: Callable[[Job], _Shown], option: str = "--set"
         ) -> Iterator[_Shown]:
             try:
-                yield show(checked(document.changed([setting])))
+                changed = document.changed([setting])
+                yield show(checked_job(changed, parts.of_another_question()))
             except DdpsimError as error:
                 left_out.append(LeftOut(f"{option} {setting}", error.reason))
 
         for value in values:
             if value == own:
-                choices.append(_choice(value, dial, scenario, result))
+                choices.append(_choice(value, dial, own_job, (result, own_step)))
             else:
                 choices += attempt(f"{dial.key}={value}", partial(_choice, value, dial))
             told.advance()
@@ -81,14 +85,17 @@ def storyboard(
             if nodes == scenario.cluster.nodes:
                 scaling.append(result)
             else:
-                scaling += attempt(f"cluster.nodes={nodes}", simulate)
+                scaling += attempt(f"cluster.nodes={nodes}", simulate_job)
             told.advance()
         rivals = list[Rival]()
         for setting in against:
             chosen = attempt(setting, partial(_choice, own, dial), "--against")
             rivals += (Rival(setting, each.result, each.step) for each in chosen)
             told.advance()
-        moved = sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)
+        moved = sorted(
+            sensitivities(resolve(scenario, parts=parts.of_another_question())),
+            key=lambda entry: entry.change_s,
+        )
         told.advance()
     return Storyboard(
         dial,
@@ -102,8 +109,14 @@ def storyboard(
     )
 
 
-def _choice(value: str, dial: Dial, scenario: Scenario, result: Result | None = None) -> CapChoice:
-    job = resolve(scenario)
+def _drawn(job: Job) -> tuple[Result, Timeline]:
+    """A job's result, and the lanes of the ranks that are drawn."""
+    return simulate_and_observe(job, _drawn_ranks(job.scenario, job.node_times))
+
+
+def _choice(
+    value: str, dial: Dial, job: Job, drawn: tuple[Result, Timeline] | None = None
+) -> CapChoice:
     strategy = job.program.strategy
     buckets = (bucket for kind in range(strategy.kinds) for bucket in strategy.buckets(kind))
     wire_bytes = {bucket.size_bytes: bucket.wire_bytes for bucket in buckets}
@@ -115,12 +128,12 @@ def _choice(value: str, dial: Dial, scenario: Scenario, result: Result | None = 
         transfer = job.network.cost.transfer("all_reduce", size_bytes)
         return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
 
-    ranks = _drawn_ranks(scenario, job.node_times)
-    timeline = observe(scenario, ranks)
+    result, timeline = drawn or _drawn(job)
+    ranks = _drawn_ranks(job.scenario, job.node_times)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
     held = held_over_step(timeline, strategy.memory_walk())
-    return CapChoice(value, dial.words_of(value), result or simulate(scenario), step, held)
+    return CapChoice(value, dial.words_of(value), result, step, held)
 
 
 def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[int]:

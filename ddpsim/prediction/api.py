@@ -36,16 +36,21 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.cluster.process_groups import Mesh
     from ddpsim.cluster.transfers import Operation, ProcessGroup
+    from ddpsim.prediction.parts import Parts
 
 __all__ = [
     "checked",
+    "checked_job",
     "load_and_simulate",
     "load_scenario",
     "observe",
     "predict",
     "predict_and_observe",
+    "predicted",
     "scenario_of",
     "simulate",
+    "simulate_and_observe",
+    "simulate_job",
 ]
 
 
@@ -69,9 +74,14 @@ def checked(document: Document) -> Scenario:
     return _checked(document)[0]
 
 
-def _checked(document: Document) -> tuple[Scenario, Job]:
+def checked_job(document: Document, parts: Parts | None = None) -> Job:
+    """The same, ready to be simulated, of `parts` that other jobs may share."""
+    return _checked(document, parts)[1]
+
+
+def _checked(document: Document, parts: Parts | None = None) -> tuple[Scenario, Job]:
     scenario = parse(document)
-    job = resolve(scenario, document)
+    job = resolve(scenario, document, parts=parts)
     own = as_stated(document)
     if own is not None:
         check_measured(own, scenario, "set both")
@@ -100,7 +110,11 @@ def load_and_simulate(
 
 def predict(scenario: Scenario) -> Result:
     """What `simulate` returns but for the next steps, which are most of its work."""
-    job = resolve(scenario)
+    return predicted(resolve(scenario))
+
+
+def predicted(job: Job) -> Result:
+    """The same of a job."""
     return _predicted(job, run(job.request()), "auto")
 
 
@@ -112,9 +126,27 @@ def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resul
     return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
 
 
+def simulate_job(job: Job) -> Result:
+    """What `simulate` returns of a job."""
+    return _simulated(job, "auto")
+
+
+def simulate_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:
+    """What `simulate` and `observe` return of a job, of one run; raises as they do."""
+    wanted, request = _existing(job.scenario, ranks), job.request()
+    result, timeline = _answer(job, "auto", lambda: _observed(request, wanted)[0])
+    return result, _of_ranks(timeline, wanted, request.plan.period)
+
+
 def _simulated(job: Job, engine: EngineMode) -> Result:
+    return _answer(job, engine, lambda: run(job.request(), engine))[0]
+
+
+def _answer(
+    job: Job, engine: EngineMode, begin: Callable[[], Simulated]
+) -> tuple[Result, Timeline]:
     with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
-        simulated = run(job.request(), engine)
+        simulated = begin()
         mean_s = mean_step_s(simulated.timeline)
         told.known = [f"the step takes {format_duration(mean_s)}"]
         told.advance()
@@ -123,7 +155,7 @@ def _simulated(job: Job, engine: EngineMode) -> Result:
         told.advance()
         result = replace(result, next_steps=next_steps(job, result))
         told.advance()
-    return result
+    return result, simulated.timeline
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:

@@ -49,6 +49,12 @@ class Parts:
         known.appendleft((asked, built))
         return built
 
+    def of_another_question(self) -> Parts:
+        """The same, but for how jobs leave their ranks, which steps of later ones begin from."""
+        other = Parts()
+        other._kept = {kind: kept for kind, kept in self._kept.items() if kind != "lasting"}
+        return other
+
     def model(self, scenario: Scenario) -> Model:
         """See build_model, and compiled_model of one that is."""
         ddp, device = scenario.ddp, scenario.cluster.device

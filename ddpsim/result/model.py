@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
@@ -264,6 +264,11 @@ class Brief:
     exposed_comm_s: float
     world_size: int
     memory_bytes_per_gpu: Memory
+
+    @classmethod
+    def of(cls, result: Result) -> Brief:
+        """Those of a result."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Lane:
     """A rank's compute stream and communication lane, driven by its host's script.
 
     `slowdown[i]` multiplies the device work of iteration i, before which the rank stands still for
-    `stalls_ns[i]`.
+    `stalls_ns[i]`. `tells`: its spans are asked for, and not only when steps begin and end.
     """
 
     def __init__(
@@ -95,7 +95,10 @@ class Lane:
         meet: Meet,
         slowdown: Sequence[float] | None = None,
         stalls_ns: Sequence[int] | None = None,
+        *,
+        tells: bool = True,
     ) -> None:
+        self._tells = tells
         self.timeline = RankTimeline()
         self._host = host
         self._meet = meet
@@ -161,7 +164,7 @@ class Lane:
                 self._await(instruction, launched_ns)
             case LoadBatch():
                 self._host_ns = self._batches.take(launched_ns)
-                if self._host.program.loader:
+                if self._host.program.loader and self._tells:
                     self.timeline.host.append(Span("data_wait", launched_ns, self._host_ns))
             case Synchronize():
                 self._synchronize(launched_ns)
@@ -174,7 +177,7 @@ class Lane:
     def _synchronize(self, asked_ns: int) -> None:
         """The host goes on when the stream is done."""
         self._host_ns = max(asked_ns, self._compute_ns)
-        if self._host_ns > asked_ns:
+        if self._host_ns > asked_ns and self._tells:
             self.timeline.host.append(Span("device_wait", asked_ns, self._host_ns))
 
     def _launched(self, launched_ns: int) -> None:
@@ -192,7 +195,7 @@ class Lane:
                 self._slow.popleft()
         else:
             self._compute_ns = start_ns + work_ns
-        if work_ns:
+        if work_ns and self._tells:
             self.timeline.compute.append(Span(kind, start_ns, self._compute_ns))
 
     def _communicate(self, launched: Communicate, launched_ns: int) -> None:
@@ -203,7 +206,8 @@ class Lane:
             slow_while(self._slow, Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
         self._comm_ns[launched.group] = end_ns
         self._done_ns.append(end_ns + launched.after_ns)
-        self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
+        if self._tells:
+            self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
 
     def _ready_ns(self, launched: Communicate, launched_ns: int) -> int:
         if launched.follows is not None:
@@ -221,7 +225,8 @@ class Lane:
         self._launched(launched_ns)
         start_ns, done_ns = self._compute_ns, self._done_ns[awaited.number]
         if done_ns > start_ns:
-            self.timeline.compute.append(Span("comm_wait", start_ns, done_ns))
+            if self._tells:
+                self.timeline.compute.append(Span("comm_wait", start_ns, done_ns))
             self._compute_ns = done_ns
             while self._slow and self._slow[0].end_ns <= done_ns:
                 self._slow.popleft()

@@ -23,7 +23,6 @@ _Lanes = npt.NDArray[np.int64] | slice
 _Integers = npt.NDArray[np.int64]
 _ALL = slice(None)
 _NEVER = -np.inf  # start and end of a lane's period that is none
-_EXACT = 2.0**53
 
 
 class _Period(NamedTuple):
@@ -182,27 +181,39 @@ class SlowPeriods:
         return (now_ns if edge_ns is None else edge_ns), factor
 
     def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
-        """The ends of one work of each lane, over edges."""
-        edge_ns, factor = self._pace(lanes, now_ns)
-        if factor is None:
-            return now_ns + work_ns
-        in_time_ns = now_ns + _paced(work_ns, factor)
-        until_ns = np.where(edge_ns < np.inf, edge_ns, now_ns)
-        passed_ns = (until_ns - now_ns) * PER_MILLE
-        done_ns = np.floor(passed_ns / factor)
-        done_ns -= done_ns * factor > passed_ns  # the quotient may be rounded up to a whole number
-        next_ns, next_factor = self._pace(lanes, until_ns)
-        left_ns = work_ns - done_ns
-        is_slow = factor > PER_MILLE
-        ends_ns = until_ns + (left_ns if next_factor is None else _paced(left_ns, next_factor))
-        far = ends_ns > next_ns if next_factor is not None else np.zeros(len(lanes), dtype=bool)
-        if next_factor is not None:
-            far |= is_slow & (next_factor > PER_MILLE)
-        far |= np.maximum(passed_ns, done_ns * factor) > _EXACT
-        crosses = in_time_ns > edge_ns
-        ends_ns = np.where(crosses, ends_ns, in_time_ns)
-        for i in np.flatnonzero(crosses & far).tolist():
-            ends_ns[i] = self._end_of_one(int(lanes[i]), int(now_ns[i]), int(work_ns[i]))
+        """The ends of one work of each lane, over edges.
+
+        With so many ticks passed at the usual pace, and so many slowed down by one factor, what is
+        left is a whole number of ticks less a fraction, or a whole number of thousandths.
+        """
+        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
+        left_ns, slow_ns = work_ns, np.zeros_like(now_ns)
+        slowing, begun_ns, whole_ns = np.full_like(now_ns, PER_MILLE), now_ns, work_ns
+        while len(lanes):
+            edge_ns, factor = self._pace(lanes, now_ns)
+            is_slow = None if factor is None else factor > PER_MILLE
+            done_ns = np.floor(slow_ns * PER_MILLE / slowing)  # rounded up to a whole number, if so
+            done_ns -= done_ns * slowing > slow_ns * PER_MILLE
+            last_ns = now_ns + left_ns - done_ns
+            if factor is None or is_slow is None:
+                ends_ns[place] = last_ns
+                break
+            if (several := is_slow & (slowing > PER_MILLE) & (factor != slowing)).any():
+                for i in np.flatnonzero(several).tolist():
+                    one = int(lanes[i]), int(begun_ns[i]), int(whole_ns[i])
+                    last_ns[i] = edge_ns[i] = self._end_of_one(*one)
+                is_slow = is_slow & ~several
+            slowing = np.where(is_slow, factor, slowing)
+            thousandths = left_ns * slowing - slow_ns * PER_MILLE
+            last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
+            ends_ns[place] = last_ns
+            more = np.flatnonzero(last_ns > edge_ns)
+            lanes, place, edge_ns, is_slow = lanes[more], place[more], edge_ns[more], is_slow[more]
+            begun_ns, whole_ns, slowing = begun_ns[more], whole_ns[more], slowing[more]
+            passed_ns = edge_ns - now_ns[more]
+            left_ns = left_ns[more] - np.where(is_slow, 0, passed_ns)
+            slow_ns = slow_ns[more] + np.where(is_slow, passed_ns, 0)
+            now_ns = edge_ns
         return ends_ns
 
     def _end_of_one(self, lane: int, now_ns: int, work_ns: int) -> int:

@@ -109,10 +109,11 @@ def _places(prefixes: tuple[str, ...]) -> dict[str, int]:
     return {prefix: i for i, prefix in enumerate(prefixes)}
 
 
-def _modules(name: str) -> list[str]:
+@lru_cache(maxsize=4096)  # variants of a model have the same names
+def _modules(name: str) -> tuple[str, ...]:
     """Those that hold it, the outermost first: "", a, a.b of a.b.c."""
     ends = [i for i, letter in enumerate(name) if letter == "."]
-    return ["", *(name[:end] for end in ends)] if name else []
+    return ("", *(name[:end] for end in ends)) if name else ()
 
 
 def _first_parameters(names: Sequence[str]) -> dict[str, int]:
