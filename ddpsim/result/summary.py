@@ -87,7 +87,8 @@ class SteadyStep:
         """From a timeline."""
         steps = steady_steps(timeline)
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
-        return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
+        comm_ns = sum(step.comm_ns() for step in steps)
+        return cls([step.length_ns for step in steps], comm_ns, exposed_ns)
 
     @property
     def mean_s(self) -> float:
@@ -133,9 +134,8 @@ def _steps(timeline: Timeline) -> tuple[list[Step], list[Step]]:
 
 def lengths_ns(timeline: Timeline) -> list[int]:
     """Ticks of each steady step on the slowest rank."""
-    ends_ns = timeline.slowest.step_ends_ns
-    steady = [end - start for start, end in pairwise([0, *ends_ns])][timeline.warmup :]
-    return steady + steady[-1:] * timeline.repeats
+    lengths = [end - begin for begin, end in pairwise([0, *timeline.slowest.step_ends_ns])]
+    return lengths[timeline.warmup :] + lengths[-1:] * timeline.repeats
 
 
 def mean_step_s(timeline: Timeline) -> float:
@@ -158,7 +158,8 @@ def summarise(timeline: Timeline, context: Context) -> Result:
     times = _distribution([step.length_ns for step in steady])
     typical, communicating = typical_step(steady), typical_step(_communicating(steady))
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
-    comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
+    comm_s = _mean(sum(step.comm_ns() for step in steady), steady)
+    skew_s = _mean(sum(step.skew_ns() for step in steady), steady)
     exposed_s = _mean(breakdown.exposed_comm, steady)
     by_node = context.gpus_by_node
     world_size = sum(by_node) if by_node else context.nodes * context.gpus_per_node
@@ -210,10 +211,6 @@ def _communicating(steps: list[Step]) -> list[Step]:
     """The steps with the most collectives: some strategies send nothing in others."""
     most = max(len(step.comm) for step in steps)
     return [step for step in steps if len(step.comm) == most]
-
-
-def _comm_ticks(steps: list[Step]) -> tuple[list[int], list[int]]:
-    return [step.comm_ns() for step in steps], [step.skew_ns() for step in steps]
 
 
 def _mean(ticks: int, steps: list[Step]) -> float:

@@ -22,6 +22,8 @@ __all__ = ["SlowPeriods"]
 _Lanes = npt.NDArray[np.int64] | slice
 _Integers = npt.NDArray[np.int64]
 _ALL = slice(None)
+_FEW = 3  # periods; of more, to look at one after the other takes longer
+_CACHED = 2**13  # lanes whose periods fit a cache together
 _NEVER = -np.inf  # start and end of a lane's period that is none
 
 
@@ -46,10 +48,12 @@ class SlowPeriods:
 
     def __init__(self) -> None:
         self._periods: list[_Period] = []
+        self._stacked: Ticks | None = None  # [periods, lanes, start, end and factor] where many
 
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks | float) -> None:
         """One more of every lane; one that follows without time between goes on with the last."""
         known, more = self._periods, _Period(start_ns, end_ns, factor)
+        self._stacked = None
         if not known:
             known.append(more)
         elif (start_ns < known[-1].start_ns).any():
@@ -75,6 +79,7 @@ class SlowPeriods:
         """All lanes have come so far."""
         while self._periods and (self._periods[0].end_ns <= now_ns).all():
             del self._periods[0]
+            self._stacked = None
 
     def ends_by_sums(self, sums: WorkSums, works_ns: Ticks, now_ns: Ticks) -> Ticks:
         """When each lane has done all works if its pace stays as it is at `now_ns`; -1: unknown.
@@ -169,6 +174,8 @@ class SlowPeriods:
 
     def _pace(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks | None]:
         """Until when the pace of each lane stays the same, and its factor; None: the usual one."""
+        if len(self._periods) > _FEW and now_ns.size <= _CACHED:
+            return self._pace_among_many(lanes, now_ns)
         edge_ns: Ticks | None = None
         factor: Ticks | None = None
         for period in reversed(self._periods):
@@ -179,6 +186,19 @@ class SlowPeriods:
             edge_ns = np.where(is_ahead, change_ns, np.inf if edge_ns is None else edge_ns)
             factor = np.where(is_ahead, pace, float(PER_MILLE) if factor is None else factor)
         return (now_ns if edge_ns is None else edge_ns), factor
+
+    def _pace_among_many(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """The same by the first of each lane's periods that is not over."""
+        if self._stacked is None:
+            starts, ends, factors = zip(*self._periods, strict=True)
+            of_lanes = [np.broadcast_to(factor, starts[0].shape) for factor in factors]
+            self._stacked = np.stack([starts, ends, of_lanes], axis=2)
+        known = self._stacked[:, lanes]
+        first = (known[..., 1] > now_ns).argmax(axis=0)
+        start_ns, end_ns, its_factor = known[first, np.arange(len(now_ns))].T
+        is_ahead, is_begun = end_ns > now_ns, start_ns <= now_ns
+        edge_ns = np.where(is_ahead, np.where(is_begun, end_ns, start_ns), np.inf)
+        return edge_ns, np.where(is_ahead & is_begun, its_factor, float(PER_MILLE))
 
     def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
         """The ends of one work of each lane, over edges.
