@@ -209,7 +209,6 @@ def plan(
     from ddpsim.cli.waiting import waiting
     from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity_plan.each_strategy import StrategyPlan, plan_each_strategy
-    from ddpsim.planning.capacity_plan.energy import Site
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import checked
@@ -235,7 +234,8 @@ def plan(
         max_gpus=max_gpus,
         critical_batch=critical_batch,
         steps_by_batch=steps_by_batch,
-        site=None if pue is None else Site(pue, carbon),
+        pue=pue,
+        co2_g_per_kwh=carbon,
     )
     try:
         with waiting("no plan is chosen"):

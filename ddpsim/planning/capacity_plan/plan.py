@@ -45,7 +45,8 @@ def plan_capacity(
     max_gpus: int = _MOST_GPUS,
     critical_batch: int | None = None,
     steps_by_batch: StepsByBatch | str | Path | None = None,
-    site: Site | None = None,
+    pue: float | None = None,
+    co2_g_per_kwh: float | None = None,
     looks_further: bool = True,
     answer_gpus: int | None = None,
 ) -> CapacityPlan:
@@ -55,7 +56,8 @@ def plan_capacity(
     scaling), or with `global_batch` that does (strong). With `critical_batch` N a global batch of B
     needs 1 + B/N times the target's samples (McCandlish et al. 2018); `steps_by_batch` is a table
     of measured ones, or its CSV, and the target's samples are its smallest batch's. `price` is of a
-    GPU-hour. `site`: counts energy. A scenario's `reliability` adds what failures cost in time.
+    GPU-hour. `pue` counts energy, `co2_g_per_kwh` its carbon. A scenario's `reliability` adds what
+    failures cost in time.
     `looks_further`: at what limits twice the GPUs, which takes most of the time. `answer_gpus`: the
     answer is this one of the world sizes, and neither target nor budget chooses.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
@@ -73,7 +75,7 @@ def plan_capacity(
         if isinstance(steps_by_batch, (str, Path))
         else steps_by_batch,
         answer_gpus,
-        site,
+        None if pue is None else Site(pue, co2_g_per_kwh),
     )
     asked.check()
     tried = WorldSizes(asked)

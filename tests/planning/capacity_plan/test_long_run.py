@@ -9,7 +9,6 @@ from shipped_scenarios import load
 
 import ddpsim
 from ddpsim.errors import InputError
-from ddpsim.planning.capacity_plan.energy import Site
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.result.capacity import CapacityPlan, LongRun
 
@@ -127,17 +126,17 @@ def test_what_makes_no_progress_is_left_out_with_its_number() -> None:
 
 
 def test_energy_counts_boards_hosts_and_the_building() -> None:
-    plan = planned(None, site=Site(1.5, 400))
+    plan = planned(None, pue=1.5, co2_g_per_kwh=400)
     answer = plan.answer
     assert answer.energy
     assert 400 * 1.3 < answer.energy.watts_per_gpu <= 400 * 1.46
     hours = answer.gpu_hours * answer.energy.watts_per_gpu / 1000
     assert answer.energy.kwh == pytest.approx(1.5 * hours)
     assert answer.energy.co2_kg == pytest.approx(0.4 * answer.energy.kwh)
-    assert planned(OFTEN, site=Site(1.0)).answer.energy.co2_kg is None
-    for site, key in ((Site(0.9), "pue"), (Site(1.2, 1e6), "carbon")):
+    assert planned(OFTEN, pue=1.0).answer.energy.co2_kg is None
+    for pue, grams, key in ((0.9, None, "pue"), (1.2, 1e6, "carbon")):
         with pytest.raises(InputError) as told:
-            planned(None, site=site)
+            planned(None, pue=pue, co2_g_per_kwh=grams)
         assert told.value.key == key
     with pytest.raises(InputError, match="board power of cpu-core is not known"):
-        plan_capacity(load("gloo-cpu"), WORK, site=Site(1.1))
+        plan_capacity(load("gloo-cpu"), WORK, pue=1.1)
