@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
+from ddpsim.cli.typer_app import File, Settings, app, check_output, input_errors, parsed
 
 if TYPE_CHECKING:
     from ddpsim.result.capacity import Money
@@ -197,6 +197,10 @@ def plan(
         bool,
         typer.Option("--each-strategy", help="Under DDP, zero1, deepspeed, fully_shard or hsdp."),
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="PAGE", help="Also write a page with charts."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
 ) -> None:
     """Say how many GPUs are needed, and what they cost.
@@ -218,6 +222,8 @@ def plan(
 
     work = parsed(parse_target, target, "--target")
     limit = parsed(parse_budget, budget, "--budget")
+    if page:
+        check_output(page, file)
     if carbon is not None and pue is None:
         raise typer.BadParameter("needs --pue; 1 leaves the building out", param_hint="--carbon")
     settings = [*(settings or ()), *_failures(mtbf, spares)]
@@ -257,6 +263,13 @@ def plan(
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         hint = f"--{error.key.replace('_', '-')}"
         raise typer.BadParameter(error.message, param_hint=hint) from None
+    taken = each[0].settings if each else ()
+    text = render_plan(found, str(file), (*settings, *taken))
+    if page:
+        from ddpsim.files import write_atomically
+        from ddpsim.report.capacity.page import plan_page
+
+        write_atomically(page, plan_page(found, text).encode("utf-8", "backslashreplace"))
     if as_json:
         others = {"strategies": [one.to_dict() for one in each]} if each else {}
         print(json.dumps(found.to_dict() | others, indent=2))
@@ -264,8 +277,7 @@ def plan(
     if each:
         rows = [(one.name, one.plan, one.problem) for one in each]
         print(render_strategies(rows, str(file), settings))
-    taken = each[0].settings if each else ()
-    print(render_plan(found, str(file), (*settings, *taken)))
+    print(text)
 
 
 def _failures(mtbf: str | None, spares: str | None) -> list[str]:

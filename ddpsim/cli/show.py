@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, complete_machine, input_errors, parsed
+from ddpsim.cli.typer_app import File, Settings, app, check_output, complete_machine, input_errors, parsed
 from ddpsim.errors import shown
 from ddpsim.wording import counted
 
@@ -122,12 +122,7 @@ def report(
     ddpsim report scenario.yaml -o step.html
     Buckets on a slider, breakdown, scaling, sensitivity, sources; it needs no network to open.
     """
-    if output.resolve() == file.resolve():
-        raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
-    if output.is_dir():
-        raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
-    if not output.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
+    check_output(output, file)
     from ddpsim.cli.waiting import waiting
     from ddpsim.errors import printable
     from ddpsim.files import write_atomically

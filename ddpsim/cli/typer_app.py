@@ -16,6 +16,7 @@ __all__ = [
     "File",
     "Settings",
     "app",
+    "check_output",
     "complete_machine",
     "input_errors",
     "new_app",
@@ -173,6 +174,16 @@ def parsed(parse: Callable[[str], _Parsed], text: str | None, option: str) -> _P
         return None if text is None else parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def check_output(output: Path, file: Path) -> None:
+    """Raise BadParameter where -o is the scenario `file`, a folder, or in none."""
+    if output.resolve() == file.resolve():
+        raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from outcome import Outcome
 from plan_scenarios import IMAGENET, plan_of_imagenet
 from pydantic import TypeAdapter
 
+from ddpsim.report.capacity.page import plan_page
 from ddpsim.result.capacity import CapacityPlan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -144,3 +145,19 @@ def test_prices_are_merged_with_newer_rows(cli: Cli, tmp_path: Path) -> None:
     ):
         newer.write_text(header + bad, "utf-8")
         assert says in cli("prices", str(newer)).err
+
+
+def test_the_page_has_charts_and_the_text(imagenet: CapacityPlan, cli: Cli, tmp_path: Path) -> None:
+    page = plan_page(imagenet, "as text <b>")
+    assert page == plan_page(imagenet, "as text <b>")
+    assert 'id="drawing-time"' in page
+    assert "as text &lt;b&gt;" in page
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    low, high, times, answer = data["figures"]["time"]["data"]
+    assert times["x"] == [size.gpus for size in imagenet.sizes]
+    assert times["y"] == [size.time_s / 86400 for size in imagenet.sizes]
+    assert all(a < b < c for a, b, c in zip(low["y"], times["y"], high["y"], strict=True))
+    assert answer["x"] == [imagenet.answer.gpus]
+    file = str(SCENARIOS / "resnet50-8xa100.yaml")
+    done = cli("plan", file, "--target", "1M samples", "-o", str(tmp_path / "no" / "p.html"))
+    assert "Invalid value for -o: there is no folder" in done.err
