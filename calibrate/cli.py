@@ -27,7 +27,7 @@ from calibrate.cli_options import (
     memory_bytes,
     variants_of,
 )
-from calibrate.cli_profile import fit, import_nccl_tests, show
+from calibrate.cli_profile import fit, import_nccl_tests, restart, show
 from calibrate.files import HTML, check_outputs
 from calibrate.records.rounds import RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
@@ -250,6 +250,7 @@ def rounds(
         print(f"{output}: hold it against a profile with `validate`")
 
 
+app.command(short_help="Measure a restart, and checkpoints of your model.")(restart)
 app.command(short_help="Fit records of a cluster; write its profile.")(fit)
 app.command(short_help="Print a cluster profile; say what to measure next.")(show)
 

@@ -1,4 +1,4 @@
-"""`calibrate fit`, `show` and `import nccl-tests`: cluster profiles, made and printed."""
+"""`calibrate fit`, `show`, `import nccl-tests`: cluster profiles; `restart`: what a start takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from typing import Annotated
 
 import typer
 
-from calibrate.cli_options import Layouts, Operations, Output, layouts, operations
+from calibrate.cli_options import (
+    Batch,
+    Function,
+    Fused,
+    Layouts,
+    Local,
+    Operations,
+    Optimizer,
+    Output,
+    layouts,
+    operations,
+)
 from calibrate.files import HTML, check_outputs, name_as_text
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.cluster import SCHEMA, ClusterProfile
 
-__all__ = ["fit", "import_nccl_tests", "show"]
+__all__ = ["fit", "import_nccl_tests", "restart", "show"]
 
 
 def fit(
@@ -39,6 +50,31 @@ def fit(
         print(line)
     if residuals:
         write_residual_figure(fitted.all_reduce, samples, residuals)
+
+
+def restart(
+    function: Function,
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where checkpoints go.")],
+    *,
+    local: Local = None,
+    batch: Batch = None,
+    optimizer: Optimizer = "adamw",
+    fused: Fused = False,
+) -> None:
+    """Measure process group, first step, and checkpoints of your model, for `reliability`."""
+    from calibrate.measure.model.restart import (
+        RestartOptions,
+        measure_restart,
+        measure_restart_locally,
+    )
+
+    options = RestartOptions(
+        model=function, path=path, batch=batch, optimizer=optimizer, fused=fused
+    )
+    if local is None:
+        measure_restart(options)
+    else:
+        measure_restart_locally(local, options)
 
 
 def show(

@@ -1,6 +1,6 @@
 """Many runs at once, as arrays: each turn of the loop carries every run to its next event.
 
-The same events as `reference.py`, and the same times from the same draws.
+The tests hold it to a plain model in SimPy: the same times from the same draws.
 """
 
 from __future__ import annotations

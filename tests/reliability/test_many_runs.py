@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_of_days import simulate_run
 
 from ddpsim.reliability.many_runs import Draws, simulate_runs
 from ddpsim.reliability.operation import CAUSES, Operation
-from ddpsim.reliability.reference import simulate_run
 
 HOUR = 3600.0
 RATES = st.one_of(st.just(0.0), st.floats(1.0, 40.0).map(lambda hours: 1 / (hours * HOUR)))

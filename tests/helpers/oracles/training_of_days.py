@@ -1,6 +1,6 @@
 """One run of days in SimPy, as it is told: segments of steps, and what stops them.
 
-The plain model that `many_runs.py` must equal, time for time, from the same draws.
+The plain model that `ddpsim.reliability.many_runs` must equal, time for time, from the same draws.
 """
 
 from __future__ import annotations

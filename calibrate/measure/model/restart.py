@@ -1,0 +1,171 @@
+"""What a restart and a checkpoint of a model take: process group, first step, writes, a load.
+
+Checkpoints are those of torch.distributed.checkpoint, of the model under DDP with its optimizer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.measure.model.training import Training, batch_of, compute_threads, prepare
+from calibrate.measure.ranks.job import Job, taking_part
+from calibrate.measure.ranks.launch import local
+from calibrate.measure.ranks.rank import run_rank
+from calibrate.records.rounds import OptimizerName
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["RestartOptions", "measure_restart", "measure_restart_locally"]
+
+_LATER_STEPS = 3
+_NOTHING_KEPT = "Nothing was kept."
+
+
+class RestartOptions(BaseModel):
+    """The model, as MODULE:FUNCTION, and the folder that checkpoints are written to."""
+
+    model: str
+    path: Path
+    batch: int | None = None
+    optimizer: OptimizerName = "adamw"
+    fused: bool = False
+    timeout_s: float = 300.0
+
+
+def measure_restart(options: RestartOptions) -> None:
+    """Measure in the job of torchrun's variables; every rank calls this, rank 0 prints.
+
+    Raises MeasureError where the folder cannot be written to, the model cannot be used or a peer is
+    lost.
+    """
+    began = time.perf_counter()
+    with taking_part(options.timeout_s, _NOTHING_KEPT) as job, compute_threads(1):
+        everyone = torch.ones(1, device=job.device)
+        dist.all_reduce(everyone)  # NCCL connects its ranks with the first one
+        group_s = time.perf_counter() - began
+        batch = batch_of(options.model, options.batch)
+        training = prepare(options.model, batch, job.device, options.optimizer, fused=options.fused)
+        training = replace(training, model=DistributedDataParallel(training.model))
+        first_s = _step_s(job, training)
+        later_s = min(_step_s(job, training) for _ in range(_LATER_STEPS))
+        ready_s = time.perf_counter() - began - _LATER_STEPS * later_s
+        folder = options.path / "ddpsim-checkpoint"
+        job.check(_unwritable(folder) if job.rank == 0 else "")
+        try:
+            times = [group_s, ready_s, first_s, later_s, *_checkpoints(job, training, folder)]
+            slowest = [max(each) for each in zip(*job.numbers(times), strict=True)]
+            if job.rank == 0:
+                size_bytes = sum(f.stat().st_size for f in (folder / "sync").rglob("*"))
+                print("\n".join(_told(job.world_size, size_bytes, *slowest)), flush=True)
+        finally:
+            job.barrier()
+            if job.rank == 0:
+                rmtree(folder, ignore_errors=True)
+
+
+def measure_restart_locally(ranks: int, options: RestartOptions) -> None:
+    """The same in a job of ranks that are started here."""
+    asked = options.model_dump_json()
+    local(ranks, "calibrate.measure.model.restart", asked, kept=_NOTHING_KEPT)
+
+
+def _unwritable(folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        return f"{folder} cannot be made: {error.strerror}; name another folder"
+    return ""
+
+
+def _step_s(job: Job, training: Training) -> float:
+    def step() -> None:
+        training.forward().backward()  # type: ignore[no-untyped-call]
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    return _timed_s(job, step)
+
+
+def _timed_s(job: Job, work: Callable[[], Any]) -> float:
+    """Seconds of work that all ranks begin together, on host and device."""
+    job.barrier()
+    began = time.perf_counter()
+    work()
+    if job.device.type == "cuda":
+        torch.cuda.synchronize(job.device)
+    return time.perf_counter() - began
+
+
+def _checkpoints(job: Job, training: Training, folder: Path) -> tuple[float, float, float, float]:
+    """Seconds of a synchronous write, an asynchronous stall, until that is safe, and a load."""
+    talk = dist.new_group(backend="gloo")
+    weights, moments = get_state_dict(training.model, training.optimizer)
+    state = {"model": weights, "optimizer": moments}
+
+    def write() -> None:
+        save(state, checkpoint_id=folder / "sync", process_group=talk)
+
+    sync_s, waiting = _timed_s(job, write), list[Any]()
+
+    def begin() -> None:
+        waiting.append(async_save(state, checkpoint_id=folder / "async", process_group=talk))
+
+    stall_s = _timed_s(job, begin)
+    began = time.perf_counter()
+    waiting[0].result()
+    safe_s = time.perf_counter() - began
+
+    def read() -> None:
+        load(state, checkpoint_id=folder / "sync", process_group=talk)
+
+    return sync_s, stall_s, safe_s, _timed_s(job, read)
+
+
+def _told(
+    ranks: int,
+    size_bytes: int,
+    group_s: float,
+    ready_s: float,
+    first_s: float,
+    later_s: float,
+    sync_s: float,
+    stall_s: float,
+    safe_s: float,
+    load_s: float,
+) -> list[str]:
+    """Times, and what to write into a scenario."""
+    rate = format_bytes_per_s(size_bytes / sync_s)
+    ready, loaded = format_duration(ready_s), format_duration(load_s)
+    stall, safe = format_duration(stall_s), format_duration(safe_s)
+    rows = {
+        "process group": f"{format_duration(group_s)}, until {ranks} ranks have reduced once",
+        "first step": f"{format_duration(first_s)}, later ones {format_duration(later_s)}",
+        "ready": f"{ready}, with the model and its first step",
+        "checkpoint": f"{format_bytes(size_bytes)} of all ranks",
+        "synchronous": f"{format_duration(sync_s)}, {rate}",
+        "asynchronous": f"{stall} of stall, and {safe} more until it is safe",
+        "load": loaded,
+    }
+    reliability = f"{{init: {ready}, init_per_rank: 0 s, load: {loaded}}}"
+    return [
+        *(f"{name:<16}{text}" for name, text in rows.items()),
+        "in a scenario, on as many ranks:",
+        f"  reliability: {reliability}",
+        f"  workload: {{checkpoint_write: {{every: auto, bandwidth: {rate}}}}}",
+    ]
+
+
+if __name__ == "__main__":
+    run_rank(lambda options: measure_restart(RestartOptions.model_validate_json(options)))
