@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, input_errors
+from ddpsim.cli.typer_app import Settings, app, input_errors, parsed
+
+if TYPE_CHECKING:
+    from ddpsim.result.requirements import Requirement
 
 __all__: list[str] = []
 
@@ -49,7 +51,10 @@ def init(
         return
     with input_errors("PRESET"):
         if into is not None:
+            is_new = not into.exists()
             print(*copy_preset(preset, into), sep="\n")
+            if is_new:
+                print(f"made the folder {into}", file=sys.stderr)
             return
         print(preset_text(preset), end="")
         if files := preset_files(preset):
@@ -58,17 +63,64 @@ def init(
 
 
 @app.command(rich_help_panel="Files")
-def check(file: File, settings: Settings = None) -> None:
-    """Check a scenario and the files that it names.
+def check(
+    files: Annotated[
+        list[Path], typer.Argument(help="Scenarios, YAML (schema ddpsim/1).", show_default=False)
+    ],
+    settings: Settings = None,
+    *,
+    fits: Annotated[bool, typer.Option("--fits", help="Each must fit into memory.")] = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITIONS", help='Each is predicted and must hold: "step < 500 ms".'
+        ),
+    ] = None,
+) -> None:
+    """Check scenarios and the files that they name.
 
     \b
     ddpsim check scenario.yaml
+    ddpsim check scenarios/*.yaml --require "fits, step < 500 ms, exposed < 10 %"
     """
-    from ddpsim.prediction.api import load_scenario
+    from ddpsim.errors import Problem, ScenarioError
+    from ddpsim.result.requirements import parse_requirements
+
+    conditions = [*(["fits"] if fits else []), *(require or ())]
+    required = [
+        each for text in conditions for each in parsed(parse_requirements, text, "--require")
+    ]
+    problems, unmet = list[Problem](), False
+    for file in files:
+        try:
+            failures = _checked(file, settings or (), required)
+        except ScenarioError as error:
+            problems += error.problems
+            continue
+        for failure in failures:
+            unmet = True
+            print(f"{file}: {failure}", file=sys.stderr)
+    if problems:
+        raise ScenarioError(problems)
+    if unmet:
+        raise typer.Exit(1)
+
+
+def _checked(file: Path, settings: Sequence[str], required: Sequence[Requirement]) -> list[str]:
+    """Say that a scenario is right, and return what it does not keep to."""
+    from ddpsim.prediction.api import load_scenario, predict
+    from ddpsim.prediction.resolve import resolve
+    from ddpsim.result.requirements import memory_failure
     from ddpsim.wording import ranks
 
-    cluster = load_scenario(file, settings or ()).cluster
+    scenario = load_scenario(file, settings)
+    cluster = scenario.cluster
     print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node, cluster.gpus_by_node)}")
+    if all(each.figure is None for each in required):
+        failure = memory_failure(resolve(scenario).memory()) if required else None
+        return [failure] if failure else []
+    result = predict(scenario)
+    return [failure for each in required if (failure := each.failure(result))]
 
 
 @app.command(rich_help_panel="Files")
@@ -79,12 +131,9 @@ def schema() -> None:
     ddpsim schema > ddpsim.schema.json
     then, on a scenario's first line: # yaml-language-server: $schema=ddpsim.schema.json
     """
-    from ddpsim.scenario.schema import Scenario
+    from ddpsim.scenario.schema import json_schema
 
-    document = Scenario.model_json_schema(by_alias=True)
-    print(
-        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema"} | document, indent=2)
-    )
+    print(json_schema())
 
 
 @app.command(rich_help_panel="Files")

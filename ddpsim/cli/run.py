@@ -26,6 +26,13 @@ def run(
     engine: Annotated[
         str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
     ] = "auto",
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITIONS",
+            help='End with exit code 1 unless all hold: "fits, step < 500 ms, exposed < 10 %".',
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Add the first ten collectives, and sources in full.")
     ] = False,
@@ -35,10 +42,15 @@ def run(
     \b
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
+    ddpsim run scenario.yaml --require "step < 500 ms, exposed < 10 %"
     """
     from ddpsim.cli.predict import predict
+    from ddpsim.result.requirements import parse_requirements
     from ddpsim.units import parse_duration
 
+    required = [
+        each for text in require or () for each in parsed(parse_requirements, text, "--require")
+    ]
     if engine not in ("auto", "reference"):
         raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
     measured_s = parsed(parse_duration, measured, "--measured")
@@ -51,4 +63,5 @@ def run(
         engine,  # type: ignore[arg-type]
         as_json=as_json,
         verbose=verbose,
+        required=required,
     )

@@ -101,6 +101,8 @@ def sweep(
         _written(write, found)
         print(f"wrote {output}", file=sys.stderr)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_sweep(found))
+    if any(point.brief is None for point in found.points):
+        raise typer.Exit(1)
 
 
 def _written(write: Callable[[Sweep], None], found: Sweep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from ddpsim.cluster.mesh import mesh_of
@@ -66,7 +67,8 @@ def load_scenario(source: Source, overrides: Iterable[str] = ()) -> Scenario:
 
 def scenario_of(source: Source) -> Scenario:
     """A scenario as it is, or what `load_scenario` reads of anything else."""
-    return source if isinstance(source, Scenario) else load_scenario(source)
+    is_read = isinstance(source, (str, Path, Mapping, Document))
+    return load_scenario(source) if is_read else cast("Scenario", source)
 
 
 def checked(document: Document) -> Scenario:

@@ -5,6 +5,7 @@ YAML keys are torch's and the field's own words; attributes add the SI unit of w
 
 from __future__ import annotations
 
+from json import dumps
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,7 +17,7 @@ from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.workload import Workload
 
-__all__ = ["Scenario"]
+__all__ = ["Scenario", "json_schema"]
 
 _AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
 
@@ -363,3 +364,12 @@ class Scenario(Spec):
         for reason, holds in reasons.items():
             if holds:
                 raise fail(f"{reason}; drop it", "workload.sync_batch_norm")
+
+
+def json_schema() -> str:
+    """The format as JSON Schema, as text; `$id` names its version."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:ddpsim:scenario:1",
+    }
+    return dumps(head | Scenario.model_json_schema(by_alias=True), indent=2)

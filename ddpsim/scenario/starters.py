@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
+from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
 
 __all__ = ["copy_preset", "preset_files", "preset_text", "presets"]
@@ -16,6 +17,10 @@ _FILE = re.compile(
     r"|device(?=:\s*\S+\.json$)):\s*(\S+)",
     re.MULTILINE,
 )
+
+
+_SCHEMA = "ddpsim.schema.json"
+_EDITORS = f"# yaml-language-server: $schema={_SCHEMA}\n"
 
 
 def presets() -> dict[str, str]:
@@ -39,7 +44,10 @@ def preset_files(name: str) -> tuple[str, ...]:
 
 
 def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
-    """Write a preset and the files that it names; raises InputError if one of them exists."""
+    """Write a preset, the files that it names, and the schema that editors check it by.
+
+    Raises InputError if one of the preset's files exists.
+    """
     files = (*preset_files(name), f"{name}.yaml")
     written = tuple(folder / file for file in files)
     for path in written:
@@ -50,9 +58,12 @@ def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as copy:
                 copy.write((_folder() / file).read_bytes())
+        text = _EDITORS + preset_text(name)
+        written[-1].write_text(text, encoding="utf-8")
+        (folder / _SCHEMA).write_text(f"{json_schema()}\n", encoding="utf-8")
     except OSError as error:
         raise InputError("folder", f"{error.filename}: {error.strerror}") from None
-    return written
+    return (*written, folder / _SCHEMA)
 
 
 def _folder() -> Path:

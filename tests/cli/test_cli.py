@@ -97,6 +97,7 @@ def test_version(cli: Cli) -> None:
 def test_schema(cli: Cli) -> None:
     schema = _finite(cli("schema").out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"] == "urn:ddpsim:scenario:1"
     assert set(schema["properties"]) == {"schema", "name", "workload", "ddp", "cluster", "run"}
     assert set(schema["required"]) == {"schema", "workload", "cluster"}
     assert schema["additionalProperties"] is False
@@ -123,15 +124,18 @@ def test_a_preset_stands_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written = cli("init", name, "--into", "folder")
-    assert (written.code, written.err) == (0, "")
+    assert (written.code, written.err) == (0, "made the folder folder\n")
     assert all(Path(line).is_file() for line in written.out.splitlines())
     scenario = Path("folder") / f"{name}.yaml"
     outcome = cli("check", str(scenario))
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"{scenario}: ok, ")
     printed = cli("init", name)
-    assert printed.out == scenario.read_text("utf-8")
-    needs_files = len(written.out.splitlines()) > 1
+    for_editors, _, rest = scenario.read_text("utf-8").partition("\n")
+    assert for_editors == "# yaml-language-server: $schema=ddpsim.schema.json"
+    assert (scenario.parent / "ddpsim.schema.json").read_text("utf-8") == cli("schema").out
+    assert printed.out == rest
+    needs_files = len(written.out.splitlines()) > 2
     assert (printed.code, f"init {name} --into FOLDER" in printed.err) == (0, needs_files)
 
 

@@ -80,10 +80,10 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
     assert says in warning
 
 
-def test_a_file_name_is_no_scenario() -> None:
+def test_a_number_is_no_scenario() -> None:
     for call in (ddpsim.simulate, ddpsim.observe):
-        with pytest.raises(TypeError, match=r"'job.yaml' is no Scenario: give what load_scenario"):
-            call("job.yaml")  # type: ignore[operator]
+        with pytest.raises(TypeError, match=r"5 is no Scenario: give what load_scenario"):
+            call(5)  # type: ignore[operator]
 
 
 def test_an_engine_that_does_not_exist() -> None:

@@ -1,0 +1,109 @@
+"""Limits that a prediction must keep to: in the shell, in a hook, in GitHub's action."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outcome import Outcome
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent.parent
+SCENARIO = str(ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml")  # 57.1 ms, 21.0 % exposed
+Cli = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"),
+    [
+        ("fits, step < 60 ms, exposed < 25 %", ""),
+        ("exposed <= 12.1 ms,scaling>68 %, memory < 3 GiB, throughput >= 17000 samples/s", ""),
+        ("fits, step < 50 ms", "step < 50 ms is not met: it is 57.1 ms"),
+        ("exposed < 10 ms", "exposed < 10 ms is not met: it is 12.0 ms"),
+        ("mfu > 30 %, step < 1 s", "mfu > 30 % is not met: it is 8.7%"),
+    ],
+)
+def test_conditions(cli: Cli, conditions: str, why: str) -> None:
+    done = cli("run", SCENARIO, "--require", conditions)
+    assert (done.code, done.err) == ((1, f"ddpsim: {why}\n") if why else (0, ""))
+    assert done.out.splitlines()[2].startswith("step  ")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"),
+    [
+        ("stp < 1 ms", "'stp < 1 ms' is no condition; write conditions with commas between: fits"),
+        ("step < 1 GB", "'step < 1 GB': '1 GB' is a size; write a time"),
+        ("step = 1 ms", "'step = 1 ms' is no condition"),
+        ("", "'' is no condition"),
+        ("scaling > much", "'scaling > much': could not convert"),
+    ],
+)
+def test_what_is_no_condition(cli: Cli, conditions: str, why: str) -> None:
+    done = cli("run", SCENARIO, "--require", conditions)
+    assert (done.code, done.out) == (2, "")
+    assert why in done.err
+
+
+def test_a_job_that_does_not_fit_is_no_success(cli: Cli) -> None:
+    large = ("--set", "workload.batch_per_rank=4096")
+    for command in (("run", SCENARIO, *large), ("check", SCENARIO, "--fits", *large)):
+        done = cli(*command)
+        assert done.code == 1
+        assert re.search(r"does not fit: 1\d\d GiB of 80.0 GiB a GPU\n$", done.err)
+    assert cli("check", SCENARIO, *large).code == 0
+
+
+def test_several_files_are_checked(cli: Cli, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("schema: ddpsim/1\n", "utf-8")
+    done = cli("check", SCENARIO, str(wrong), SCENARIO, "--require", "step < 50 ms")
+    assert done.code == 2
+    assert done.out.count(": ok, 16 ranks (2 x 8)\n") == 2
+    assert f"{wrong}:1:1  workload: is missing" in done.err
+    assert done.err.count("step < 50 ms is not met: it is 57.1 ms") == 2
+
+
+def test_the_hook_checks_scenarios() -> None:
+    read = YAML(typ="safe", pure=True).load
+    (hook,) = read((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert hook["entry"] == "ddpsim check"
+    for name in ("scenarios/a.yaml", "jobs/scenario.yaml", "scenario-large.yml"):
+        assert re.search(hook["files"], name)
+    assert not re.search(hook["files"], "docs/mkdocs.yml")
+
+
+def test_the_action_checks_what_has_changed(tmp_path: Path) -> None:
+    """Its script, with a ddpsim that says what it is asked."""
+    action = YAML(typ="safe", pure=True).load((ROOT / "action.yml").read_text("utf-8"))
+    step = action["runs"]["steps"][-1]
+    assert set(re.findall(r"inputs\.([\w-]+)", str(action))) == set(action["inputs"])
+    (tmp_path / "ddpsim").write_text('#!/bin/sh\necho "$@"\n', "utf-8")
+    (tmp_path / "ddpsim").chmod(0o755)
+    (tmp_path / "new.yaml").write_text("schema: ddpsim/1\n", "utf-8")
+    (tmp_path / "other.yaml").write_text("name: other\n", "utf-8")
+    identity = "-c user.name=a -c user.email=a@b"
+    start = (
+        f"git init -q . && git {identity} commit -q --allow-empty -m one && BASE=HEAD && git add ."
+    )
+    path = f"PATH={tmp_path}:$PATH REQUIRE='step < 1 s' FILES=''"
+    done = subprocess.run(
+        ["bash", "-ec", f"{start}; export {path} BASE; {step['run']}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "no scenario has changed\n"  # it is not committed
+    commit = f"git {identity} commit -q -m two; BASE=HEAD^"
+    done = subprocess.run(
+        ["bash", "-ec", f"{commit}; export {path} BASE; {step['run']}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "check new.yaml --require step < 1 s\n"
