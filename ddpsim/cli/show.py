@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, check_output, complete_machine, input_errors, parsed
+from ddpsim.cli.typer_app import (
+    File,
+    Settings,
+    app,
+    check_output,
+    complete_machine,
+    input_errors,
+    parsed,
+)
 from ddpsim.errors import shown
 from ddpsim.wording import counted
 

@@ -23,7 +23,12 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s, steady_steps_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import compile_program, cost_provenance, loop_provenance, mfu_of
+from ddpsim.prediction.program import (
+    compile_program,
+    cost_provenance,
+    device_warnings,
+    loop_provenance,
+)
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -34,7 +39,6 @@ from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_dat
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
-from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -329,12 +333,7 @@ class Job:
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
             )
-        mfu = mfu_of(self.scenario, self.model, step_s)
-        if mfu and mfu > 1 and self._has_one_peak:
-            found.append(
-                f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
-                "micro-batch), batch_per_rank and precision"
-            )
+        found.extend(device_warnings(self.scenario, self.model, step_s))
         found.extend(self._warnings_of_stalls())
         if not memory.fits:
             found.append(
@@ -354,13 +353,6 @@ class Job:
     @property
     def _is_on_gpus(self) -> bool:
         return self.scenario.cluster.device.kind == "gpu"
-
-    @property
-    def _has_one_peak(self) -> bool:
-        """A GPU whose convolutions go at the rate of its products: not fp32's, which take TF32."""
-        device = self.scenario.cluster.device
-        arithmetic = arithmetic_of(self.scenario.workload.precision, device)
-        return self._is_on_gpus and arithmetic.convolution_rate(device) == arithmetic.rate
 
     def _warnings_of_stalls(self) -> Iterator[str]:
         """Where the run is too short to hold a usual number of them."""

@@ -18,6 +18,7 @@ from ddpsim.result.training import (
     learning_rate_of,
     paused_s,
 )
+from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "compile_program",
     "cost_provenance",
+    "device_warnings",
     "loop_provenance",
     "mfu_of",
     "pauses_of",
@@ -122,6 +124,27 @@ def mfu_of(scenario: Scenario, model: Model, step_s: float) -> float | None:
     rate = arithmetic_of(scenario.workload.precision, cluster.device).rate
     flops = model.flops * scenario.ddp.accumulation_steps
     return flops / (step_s * cluster.device.peak_flops_per_s[rate])
+
+
+def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator[str]:
+    """What does not go with a device: another machine, or more than its peak."""
+    cluster = scenario.cluster
+    if cluster.machine and are_other_devices(cluster.machine.device, cluster.device.name):
+        yield (
+            f"cluster.machine: {cluster.machine.name} has {cluster.machine.device}; its links are "
+            f"taken for {cluster.device.name}"
+        )
+    mfu = mfu_of(scenario, model, step_s)
+    if not mfu or mfu <= 1 or cluster.device.kind != "gpu":
+        return
+    arithmetic = arithmetic_of(scenario.workload.precision, cluster.device)
+    if arithmetic.convolution_rate(cluster.device) == arithmetic.rate:
+        yield (
+            f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
+            "micro-batch), batch_per_rank and precision"
+        )
+    else:
+        yield f"MFU {mfu:.0%} is of the {arithmetic.rate} peak; convolutions run in TF32 above it"
 
 
 def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:

@@ -10,11 +10,12 @@ from ddpsim.report.lines import command, cut, labelled, screen_width
 from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration
-from ddpsim.wording import ranks
+from ddpsim.wording import counted, ranks
 
 __all__ = ["render_diagnosis"]
 
 _SHOWN = 3
+_WORTH_COUNTING = 0.01  # of the causes that are not shown, together
 _NOT_LISTED = "look at: the unit, debug settings, and whether the scenario is the job's own"
 _MEASURED = {
     "step": "step",
@@ -130,8 +131,15 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
             continue
         if cause.mended_s:
             step, mended = format_duration(cause.predicts.step_s), format_duration(cause.mended_s)
-            yield from _below(f"so the step would be {step}; without it {mended}")
+            yield from _below(
+                f"it predicts a step of {step}; without it this job would take {mended}"
+            )
         yield from _below(f"fix: {cause.remedy}")
+    rest = diagnosis.causes[len(_shown(diagnosis)) :]
+    share = sum(cause.probability for cause in rest)
+    if share >= _WORTH_COUNTING:
+        said = f"{share:.0%} {counted(len(rest), 'other cause')}, in the table below and in --json"
+        yield from labelled(label, said)
 
 
 def _below(text: str) -> Iterator[str]:
