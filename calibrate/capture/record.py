@@ -1,0 +1,182 @@
+"""One training step of a model, recorded: operators row by row, the order of ready gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.capture.blocks import Block, Kept, block_names, storages_of
+from calibrate.capture.cuda_operators import cuda_operators
+from calibrate.capture.describe import describe
+from calibrate.capture.shapes import Shapes, drop_memory
+from ddpsim.workload.operators import Operator
+
+__all__ = ["Recorded", "Recording", "record", "trained_parameters"]
+
+Recorded = Literal["fp32", "amp"]
+Row = list[Operator]
+
+
+@dataclass
+class Recording:
+    """One step at one batch and size.
+
+    `forward`: a row for each call of a module that owns parameters, in `modules`; `backward`: a row
+    that ends with the gradient of each parameter of `ready` (places among `trained_parameters`),
+    and one more after the last. `saved_bytes`: what autograd keeps at the end of the forward;
+    `own_bytes` and `others_bytes`: by `blocks` that are called once, the latter with one more of
+    the forward's end. `sparse`: places of parameters with sparse gradients.
+    """
+
+    modules: list[str] = field(default_factory=list)
+    forward: list[Row] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+    backward: list[Row] = field(default_factory=list)
+    saved_bytes: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    own_bytes: list[int] = field(default_factory=list)
+    others_bytes: list[int] = field(default_factory=list)
+    sparse: set[int] = field(default_factory=set)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> parameter as DDP sees them: registration order, tied weights once."""
+    return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+class _Recorder(Shapes):  # type: ignore[no-untyped-call, unused-ignore]
+    """Runs operators on shapes, and notes each in the row that is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row: Row = []
+
+    def on_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operator and record it."""
+        out = super().on_shapes(func, args, kwargs)
+        self.row += describe(func, args, kwargs, out)
+        return out
+
+    def cut(self) -> Row:
+        """End the open row."""
+        done, self.row = self.row, []
+        return done
+
+
+def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) -> Recording:
+    """Run one training step on shapes; `loss()` runs the forward and the loss.
+
+    `precision`: "fp32" as the code says; "amp" under autocast to bfloat16. The model's parameters
+    lose their memory.
+    """
+    drop_memory(model)
+    step = _Step(model)
+    with cuda_operators(), step.hooked(), step.recorder:
+        is_amp = precision == "amp"
+        with (
+            torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
+            torch.autocast("cuda", torch.bfloat16, enabled=True) if is_amp else nullcontext(),
+        ):
+            result = loss()
+        step.end_forward()
+        torch.autograd.backward(result)
+        step.recording.backward.append(step.recorder.cut())
+    model.zero_grad(set_to_none=True)
+    return step.done()
+
+
+class _Step:
+    """What the hooks of one step note."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.recording, self.recorder = Recording(), _Recorder()
+        self._kept = Kept(storages_of((*model.parameters(), *model.buffers())))
+        self._is_forward = True
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """Note a tensor that autograd keeps."""
+        if tensor.is_meta and self._is_forward:
+            row = len(self.recording.modules) - 1
+            self._kept.save(tensor, row, len(self.recorder.row))
+        return tensor
+
+    def end_forward(self) -> None:
+        """Close the forward's last row; a checkpoint's reruns are the backward's."""
+        self._is_forward = False
+        self.recording.forward.append(self.recorder.cut())
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """The model with hooks on modules, blocks and gradients."""
+        handles = [*self._on_blocks(), *self._on_modules(), *self._on_gradients()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _on_modules(self) -> Iterator[Any]:
+        """A row begins where a module that owns parameters is called."""
+        for name, module in self._model.named_modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                yield module.register_forward_pre_hook(self._beginning(name))
+
+    def _beginning(self, name: str) -> Callable[..., None]:
+        def begin(*_: Any) -> None:
+            if not self._is_forward:
+                return
+            if self.recording.modules:
+                self.recording.forward.append(self.recorder.cut())
+            self.recording.modules.append(name)
+
+        return begin
+
+    def _on_blocks(self) -> Iterator[Any]:
+        for name in block_names(self._model):
+            block = self._model.get_submodule(name)
+
+            def enter(_: nn.Module, *arguments: Any, name: str = name) -> None:
+                if self._is_forward:
+                    self._kept.enter(name, arguments)
+
+            def leave(*_: Any) -> None:
+                if self._is_forward:
+                    self._kept.leave()
+
+            yield block.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+            yield block.register_forward_hook(leave)
+
+    def _on_gradients(self) -> Iterator[Any]:
+        """A row ends where the gradient of a parameter is ready."""
+        for place, tensor in enumerate(trained_parameters(self._model).values()):
+            yield tensor.register_post_accumulate_grad_hook(self._ending(place))  # type: ignore[no-untyped-call]
+
+    def _ending(self, place: int) -> Callable[[Tensor], None]:
+        def end(tensor: Tensor) -> None:
+            self.recording.ready.append(place)
+            self.recording.backward.append(self.recorder.cut())
+            if tensor.grad is not None and tensor.grad.is_sparse:
+                self.recording.sparse.add(place)
+
+        return end
+
+    def done(self) -> Recording:
+        """The step with what its blocks keep, without rows that launch nothing.
+
+        Those are of containers that only hold a parameter.
+        """
+        step, kept = self.recording, self._kept
+        step.saved_bytes, step.blocks = kept.nbytes(), kept.blocks
+        step.own_bytes, step.others_bytes = kept.own_bytes(), list(kept.others_bytes())
+        places = [row for row, operators in enumerate(step.forward) if operators]
+        for block in step.blocks:
+            block.row = places.index(block.row) if block.row in places else len(places)
+        step.modules = [step.modules[row] for row in places]
+        step.forward = [step.forward[row] for row in places]
+        return step

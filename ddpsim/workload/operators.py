@@ -1,0 +1,58 @@
+"""One kernel-launching operator of a training step, as a capture records it and a law prices it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+__all__ = ["KINDS", "MULTIPLYING", "Kind", "Operator"]
+
+Kind = Literal[
+    "product",
+    "convolution",
+    "convolution_input_gradient",
+    "convolution_weight_gradient",
+    "attention",
+    "attention_backward",
+    "normalization",
+    "normalization_backward",
+    "softmax",
+    "pointwise",
+    "copy",  # casts and changes of layout too
+    "reduction",
+    "pooling",  # of windows, interpolation too
+    "embedding",
+    "embedding_backward",
+    "other",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# those that have dimensions of a matrix product
+MULTIPLYING: frozenset[Kind] = frozenset(KINDS[:6])
+
+
+class Operator(NamedTuple):
+    """One operator that launches work: its kind, its shape as a matrix product, FLOPs and bytes.
+
+    A multiplying kind does `count` products of m x k by k x n. A convolution is its implicit
+    product: `count` groups; forward m = samples x output pixels, n = output channels of a group,
+    k = input channels of a group x kernel elements; for the input's gradient m = samples x input
+    pixels, n = input channels of a group, k = output channels of a group x kernel elements; for the
+    weight's m = output channels of a group, n = input channels of a group x kernel elements,
+    k = samples x output pixels. A transposed convolution is named as the direction that it runs in.
+    Attention: `count` samples x heads, m queries, n keys, k the width of a head. All are 0 for
+    other kinds.
+    `kernel`: elements of the convolution's window; `stride`: its largest. `flops`: 2 for each
+    multiply-add. Bytes are those of distinct memory at its own dtype: a broadcast operand counts
+    once. `item_bytes`: of an element that is multiplied, or of the largest tensor.
+    """
+
+    kind: Kind
+    count: int = 0  # type: ignore[assignment] # not the method of tuples
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    kernel: int = 1
+    stride: int = 1
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    item_bytes: int = 0
