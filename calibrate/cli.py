@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from calibrate.cli_capture import capture
 from calibrate.cli_device import device, fit_device
 from calibrate.cli_options import (
     Batch,
@@ -49,6 +50,7 @@ Examples
   python -m calibrate measure --local 2 -o record.json              on this machine alone
   python -m calibrate fit record.json -o cluster.json               then: cluster.profile
   python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
+  python -m calibrate capture mymodel:make -o model.json            no GPU; then: workload.model
   python -m calibrate profile mymodel:make -o model.json            then: workload.profile
   python -m calibrate device -o record.json                         one GPU, eight minutes
   python -m calibrate fit-device record.json -o device.json         then: cluster.device
@@ -62,6 +64,7 @@ app.add_typer(
     testbed, name="testbed", short_help="Build a real network of hosts on this machine (Linux)."
 )
 app.add_typer(imports, name="import")
+app.command(short_help="Record a model from its code, with no GPU.")(capture)
 app.command(short_help="Measure one GPU or CPU core: kernels, host, zoo models.")(device)
 app.command("fit-device", short_help="Fit such a record; write a device file.")(fit_device)
 imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -145,20 +146,19 @@ def half_as_bf16(device: Device) -> Device:
 
 def _without_head(table: dict[str, Any]) -> dict[str, Any]:
     """The table of a model of whose heads of pre-training nothing is run."""
-    names = table["parameters"]["name"]
-    forward = [not module.startswith(_HEAD) for module in table["forward"]["module"]]
+    names, modules = table["parameters"]["name"], table["forward_modules"]
+    forward = [not module.startswith(_HEAD) for module in modules]
     ready = [not names[index].startswith(_HEAD) for index in table["ready_order"]]
-    return table | {
-        "ready_order": [i for i, kept in zip(table["ready_order"], ready, strict=True) if kept],
-        "forward": _kept(table["forward"], forward),
-        "backward": _kept(table["backward"], [*ready, True]),
+    steps = {
+        precision: step
+        | {
+            "forward": [*compress(step["forward"], forward)],
+            "backward": [*compress(step["backward"], [*ready, True])],
+        }
+        for precision, step in table["steps"].items()
     }
-
-
-def _kept(columns: dict[str, Any], kept: Sequence[bool]) -> dict[str, Any]:
-    def of(column: Any) -> Any:
-        if isinstance(column, dict):
-            return {key: of(values) for key, values in column.items()}
-        return [value for value, stays in zip(column, kept, strict=True) if stays]
-
-    return {key: of(column) for key, column in columns.items()}
+    return table | {
+        "ready_order": [*compress(table["ready_order"], ready)],
+        "forward_modules": [*compress(modules, forward)],
+        "steps": steps,
+    }

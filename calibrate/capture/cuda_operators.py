@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.describe import names_of
 
@@ -87,7 +87,14 @@ _CASTS = _Casts()
 
 
 def _all_cast(tree: Any, dtype: torch.dtype) -> Any:
-    return tree_map_only(Tensor, lambda tensor: _CASTS.cast(tensor, dtype), tree)
+    """Nested arguments with each floating tensor in a dtype."""
+    if isinstance(tree, Tensor):
+        return _CASTS.cast(tree, dtype)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([_all_cast(each, dtype) for each in tree])
+    if isinstance(tree, dict):
+        return {name: _all_cast(each, dtype) for name, each in tree.items()}
+    return tree
 
 
 def _lower(func: Any, args: Any, kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from calibrate.capture.shapes import tensors
+from calibrate.capture.shapes import operands
 from ddpsim.workload.operators import Kind, Operator
 
 __all__ = ["describe", "names_of"]
@@ -123,7 +123,7 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     if func.is_view or func.namespace == "prim":
         return []
     name = func._opname  # noqa: SLF001 - the name without overload, which the packet makes anew
-    written = tensors(out)
+    written = operands(out)
     if name in _FREE or not written:
         return []
     if name == "convolution_backward":
@@ -148,7 +148,7 @@ def _kind_of(func: Any, name: str, args: Sequence[Any], written: Sequence[Tensor
         return "pointwise"
     if "rms_norm" in name or "layer_norm" in name or "batch_norm" in name:
         return "normalization_backward" if name.endswith("backward") else "normalization"
-    largest = max((t.numel() for t in tensors(args)), default=0)
+    largest = max((t.numel() for t in operands(args)), default=0)
     elementwise = name.startswith("_foreach") or name.endswith("_backward")
     return "pointwise" if elementwise and largest == written[0].numel() else "other"
 
@@ -273,7 +273,7 @@ def _read_bytes(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any
     picked = 0
     if name == "embedding":
         picked = out.numel() * out.element_size()
-    return _bytes(tensors((args, kwargs))) + picked
+    return _bytes(operands(args, kwargs)) + picked
 
 
 def _bytes(group: Iterable[Tensor]) -> int:

@@ -28,16 +28,16 @@ class Recording:
 
     `forward`: a row for each call of a module that owns parameters, in `modules`; `backward`: a row
     that ends with the gradient of each parameter of `ready` (places among `trained_parameters`),
-    and one more after the last. `saved_bytes`: what autograd keeps at the end of the forward;
-    `own_bytes` and `others_bytes`: by `blocks` that are called once, the latter with one more of
-    the forward's end. `sparse`: places of parameters with sparse gradients.
+    and one more after the last. `saved_bytes`: one figure, what autograd keeps at the end of the
+    forward; `own_bytes` and `others_bytes`: by `blocks`, the latter with one more of the forward's
+    end. `sparse`: places of parameters with sparse gradients.
     """
 
     modules: list[str] = field(default_factory=list)
     forward: list[Row] = field(default_factory=list)
     ready: list[int] = field(default_factory=list)
     backward: list[Row] = field(default_factory=list)
-    saved_bytes: int = 0
+    saved_bytes: list[int] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     own_bytes: list[int] = field(default_factory=list)
     others_bytes: list[int] = field(default_factory=list)
@@ -172,7 +172,7 @@ class _Step:
         Those are of containers that only hold a parameter.
         """
         step, kept = self.recording, self._kept
-        step.saved_bytes, step.blocks = kept.nbytes(), kept.blocks
+        step.saved_bytes, step.blocks = [kept.nbytes()], kept.blocks
         step.own_bytes, step.others_bytes = kept.own_bytes(), list(kept.others_bytes())
         places = [row for row, operators in enumerate(step.forward) if operators]
         for block in step.blocks:

@@ -6,15 +6,18 @@ stays real where it is small, so that code may look at its values (`torch.linspa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["META", "Shapes", "drop_memory", "tensors", "without_memory"]
+__all__ = ["META", "Shapes", "building", "drop_memory", "operands", "tensors", "without_memory"]
 
 META = torch.device("meta")
 _SMALL = 2**16  # elements of a tensor that the host may hold: relative positions, schedules, labels
@@ -23,6 +26,19 @@ _SMALL = 2**16  # elements of a tensor that the host may hold: relative position
 def tensors(tree: Any) -> list[Tensor]:
     """All tensors in nested arguments or results, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def operands(*values: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments or results, lists of them included, in order."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += operands(*value)
+        elif isinstance(value, dict):
+            found += operands(*value.values())
+    return found
 
 
 class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
@@ -35,17 +51,21 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._limit = limit
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # each with what keeps its id its own
+        self._results: dict[Any, list[tuple[Any, ...]]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        given = tensors((args, kwargs))
-        if any(tensor.is_meta for tensor in given):
+        given = operands(args, kwargs)
+        if given and any(tensor.is_meta for tensor in given):
+            if any(tensor.dim() and not tensor.is_meta for tensor in given):
+                args, kwargs = tree_map_only(Tensor, self._bare, (args, kwargs))
             return self.on_shapes(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type not in ("cpu", "meta"):
+            args, kwargs = tree_map_only(Tensor, self._bare, (args, kwargs))
             return self.on_shapes(func, args, kwargs)
         if not given and "device" in kwargs:
             made = self.on_shapes(func, args, kwargs)
@@ -54,20 +74,78 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         return func(*args, **kwargs)
 
     def on_shapes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run one operator without memory, whatever its arguments are."""
-        args, kwargs = tree_map_only(Tensor, self._bare, (args, kwargs))
+        """Run one operator on arguments without memory, whatever device they ask for."""
         if "device" in kwargs:
-            kwargs = kwargs | {"device": META, "pin_memory": None}
-        return func(*args, **{k: v for k, v in kwargs.items() if k != "pin_memory" or v})
+            kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"} | {"device": META}
+        key = None if func.is_view else _key(func, args, kwargs)
+        if key is not None and (known := self._results.get(key)) is not None:
+            made = [torch.empty_strided(*like[:2], dtype=like[2], device=META) for like in known]
+            return tuple(made) if len(made) > 1 else made[0]
+        out = func(*args, **kwargs)
+        if key is not None and (likes := _fresh(out, args)):
+            self._results[key] = likes
+        return out
 
     def _bare(self, tensor: Tensor) -> Tensor:
-        if tensor.is_meta:
+        if tensor.is_meta or not tensor.dim():  # any device takes a number
             return tensor
-        if tensor.dim() == 0 and not tensor.requires_grad:
-            return tensor  # a number, which any device takes
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = (tensor, _empty(tensor))
         return self._copies[id(tensor)][1]
+
+
+def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call's result depends on; None where it writes to its arguments."""
+    if func._schema.is_mutable:  # noqa: SLF001 - it has no public name
+        return None
+    try:
+        key = (func, *map(_part, args), *((name, _part(value)) for name, value in kwargs.items()))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_part, value))
+    return type(value), value  # 1, 1.0 and True are equal
+
+
+def _fresh(out: Any, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Shape, stride and dtype of each result, if all are new tensors; nothing otherwise."""
+    made = out if isinstance(out, tuple) else (out,)
+    if not all(isinstance(one, Tensor) and one.is_meta and not one.is_sparse for one in made):
+        return []
+    if any(one._is_view() or one.storage_offset() for one in made):  # noqa: SLF001 - no public name
+        return []
+    given = {one.untyped_storage()._cdata for one in operands(args) if one.is_meta}  # noqa: SLF001
+    if any(one.untyped_storage()._cdata in given for one in made):  # noqa: SLF001
+        return []
+    return [(one.shape, one.stride(), one.dtype) for one in made]
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Make modules whose parameters never have memory, whatever their size."""
+    made, unmade = nn.Parameter.__new__, UninitializedParameter.__new__
+
+    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's own
+        if isinstance(data, Tensor) and not data.is_meta:
+            data = _empty(data.detach())
+        return made(cls, data, requires_grad)
+
+    def later(cls: Any, requires_grad: bool = True, **options: Any) -> Any:  # noqa: FBT001, FBT002 - torch's own
+        return unmade(cls, requires_grad, **options | {"device": META})
+
+    with (
+        patch.object(nn.Parameter, "__new__", parameter),
+        patch.object(UninitializedParameter, "__new__", later),
+        Shapes(),
+    ):
+        yield
 
 
 def without_memory(tree: Any) -> Any:
@@ -78,7 +156,7 @@ def without_memory(tree: Any) -> Any:
 def drop_memory(model: nn.Module) -> None:
     """Take the memory of a model's parameters and buffers; each stays the object that it is."""
     for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
-        if not tensor.is_meta:
+        if not tensor.is_meta and not is_lazy(tensor):
             bare = _empty(tensor)
             if isinstance(tensor, nn.Parameter):
                 bare = nn.Parameter(bare, tensor.requires_grad)

@@ -60,7 +60,7 @@ def _of_roofline(job: Job) -> Uncertainty:
     """By what is known of the device's arithmetic, and by the kind of model."""
     workload, device = job.scenario.workload, job.scenario.cluster.device
     arithmetic = arithmetic_of(workload.precision, device)
-    convolves = bool(workload.model) and is_convolutional(catalog.model_table(workload.model))
+    convolves = workload.model is not None and is_convolutional(catalog.model_table(workload.model))
     rate = arithmetic.convolution_rate(device) if convolves else arithmetic.rate
     measured = device.measured if device.efficiency_trust(rate) == "measured" else None
     if measured and not job.model.is_compiled:

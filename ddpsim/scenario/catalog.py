@@ -8,7 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationInfo
+
 from ddpsim.errors import shown
+from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.quantity import source_file
 from ddpsim.scenario.suggest import did_you_mean, most_like
 
 __all__ = [
@@ -19,6 +23,7 @@ __all__ = [
     "failures_of",
     "machine_names",
     "machine_table",
+    "model_name",
     "model_names",
     "model_table",
     "resolve",
@@ -127,6 +132,7 @@ _DEVICE_ALIASES = {
     **{name: f"rtx-{name}" for name in ("3060", "3080", "3090", "4080", "4090", "5080", "5090")},
     **{name: f"rtx-{name}" for name in ("a4000", "a5000", "a6000")},
 }
+_OWN = ". Or your own: `ddpsim calibrate capture MODULE:FUNCTION -o model.json`, then model.json"
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct")
 
 
@@ -136,9 +142,26 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (_DATA / "zoo").glob("*.json")))
 
 
-@cache
+def model_name(value: Any, info: ValidationInfo) -> str:
+    """A zoo model's own name, or where a captured model's file is; raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a model name")
+    if not value.endswith(".json"):
+        return resolve("model", value)
+    path = str(source_file(value, info).path.resolve())
+    model_table(path)
+    return path
+
+
 def model_table(name: str) -> dict[str, Any]:
-    """The zoo's table of a model (schema `ddpsim.model/1`), as parsed JSON."""
+    """The table of a model (schema `ddpsim.model/2`): of the zoo, or of a captured model's file."""
+    if name.endswith(".json"):
+        return read_captured(name, Path(name))
+    return _zoo_table(name)
+
+
+@cache
+def _zoo_table(name: str) -> dict[str, Any]:
     path = _DATA / "zoo" / f"{name}.json"
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return table
@@ -212,9 +235,10 @@ def resolve(kind: str, name: str) -> str:
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     near = ", ".join(most_like(folded, known_as))
+    own = _OWN if kind == "model" else ""
     raise ValueError(
         f"unknown {kind} {shown(name)}. Nearest: {near}; `ddpsim list {kind}s` prints "
-        f"all {len(names)}"
+        f"all {len(names)}{own}"
     )
 
 

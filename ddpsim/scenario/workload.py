@@ -163,12 +163,6 @@ def _step_time(value: Any) -> Any:
     return {"total": value} if isinstance(value, (str, int, float)) else value
 
 
-def _model_name(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not a model name")
-    return catalog.resolve("model", value)
-
-
 def _checkpointing(value: Any) -> Any:
     """A word, or names of blocks; none for an empty list."""
     return word_or_modules(value, ("none", "full"), "blocks") or "none"
@@ -195,8 +189,8 @@ class Workload(Spec):
     """The model, its batch, and what is known of its times."""
 
     example: ClassVar[str] = "{model: resnet50, batch_per_rank: 64}"
-    model: Annotated[str, BeforeValidator(_model_name)] | None = Field(
-        None, description="a model of the zoo"
+    model: Annotated[str, BeforeValidator(catalog.model_name)] | None = Field(
+        None, description="a model of the zoo, or a file that `calibrate capture` wrote"
     )
     profile: SourceFileField | None = Field(
         None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
@@ -316,7 +310,8 @@ class Workload(Spec):
         if self.model is None:
             return None
         size = catalog.model_table(self.model)["size"]
-        return (self.seq_len or int(size["default"])) if size["key"] == "seq_len" else None
+        of_tokens = size and size["key"] == "seq_len"
+        return (self.seq_len or int(size["default"])) if of_tokens else None
 
     @property
     def scales_loss(self) -> bool:

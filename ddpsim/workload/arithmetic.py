@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ddpsim.errors import InputError
@@ -15,11 +15,13 @@ __all__ = ["Arithmetic", "arithmetic_of", "other_left"]
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What a precision means: the device's rate, and bytes per element of each kind of work."""
+    """What a precision means: the rate and the bytes of an element of matrix products.
+
+    `casts`: autocast, under which softmax and loss are of four bytes.
+    """
 
     rate: Rate
     matmul_bytes: float
-    other_bytes: float
     casts: bool = False
 
     @property
@@ -32,11 +34,6 @@ class Arithmetic:
         """Whether matrix products and convolutions are of two bytes."""
         return self.matmul_bytes == 2
 
-    def of(self, table: dict[str, Any]) -> Arithmetic:
-        """As a model has it: autocast leaves batch norms and what follows them in half."""
-        in_half = self.casts and is_convolutional(table)
-        return replace(self, other_bytes=self.matmul_bytes) if in_half else self
-
     def convolution_rate(self, device: Device) -> Rate:
         """torch leaves convolutions of fp32 to TF32 where a GPU has it, but no matrix products.
 
@@ -45,14 +42,12 @@ class Arithmetic:
         return "tf32" if self.rate == "fp32" and "tf32" in device.peak_flops_per_s else self.rate
 
 
-# autocast runs matrix products in half and keeps layer norms, softmax and loss in fp32: 3 bytes
-# are the assumed mean of its other work. Source: torch.amp's op lists
 _ARITHMETIC: dict[Precision, Arithmetic] = {
-    "fp32": Arithmetic("fp32", 4, 4),
-    "tf32": Arithmetic("tf32", 4, 4),
-    "amp-fp16": Arithmetic("fp16", 2, 3, casts=True),
-    "amp-bf16": Arithmetic("bf16", 2, 3, casts=True),
-    "bf16": Arithmetic("bf16", 2, 2),
+    "fp32": Arithmetic("fp32", 4),
+    "tf32": Arithmetic("tf32", 4),
+    "amp-fp16": Arithmetic("fp16", 2, casts=True),
+    "amp-bf16": Arithmetic("bf16", 2, casts=True),
+    "bf16": Arithmetic("bf16", 2),
 }
 
 

@@ -6,13 +6,14 @@ kept, and its forward runs again before its backward, up to the last tensor that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import Work, joined
+from ddpsim.workload.zoo.step import Step
 
 __all__ = ["Block", "KeptBytes", "checkpointed", "with_reruns"]
 
@@ -40,26 +41,23 @@ class Block(NamedTuple):
 class KeptBytes:
     """Bytes that autograd keeps of a table's forward.
 
-    `evaluated`: a polynomial of so many rows, as bytes; `by_rows`: what rows of the forward keep
-    beyond the table's figures.
+    `by_rows`: what rows of the forward keep beyond the step's own figures.
     """
 
-    def __init__(
-        self,
-        table: dict[str, Any],
-        evaluated: Callable[[dict[str, list[float]], int], list[float]],
-        by_rows: Sequence[float],
-    ) -> None:
-        self._table, self._evaluated, self._by_rows = table, evaluated, by_rows
+    def __init__(self, table: dict[str, Any], step: Step, by_rows: Sequence[float]) -> None:
+        self._table, self._step, self._by_rows = table, step, by_rows
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The table's blocks in the order of the forward."""
-        own = self._evaluated(self._table["blocks"]["own_bytes"], len(self._rows))
         return tuple(
             Block(name, rows, first, own_bytes + sum(self._by_rows[slice(*rows)]), others_bytes)
             for (name, rows), first, own_bytes, others_bytes in zip(
-                self._rows.items(), self._begin_backward, own, self._others, strict=False
+                self._rows.items(),
+                self._begin_backward,
+                self._step.own_bytes,
+                self._others,
+                strict=False,
             )
         )
 
@@ -69,8 +67,7 @@ class KeptBytes:
         It is when the forward ends, or when a block has run again, those after it being done.
         """
         if not twice:
-            columns = {key: [value] for key, value in self._table["saved_bytes"].items()}
-            return self._evaluated(columns, 1)[0] + sum(self._by_rows)
+            return self._step.saved_bytes + sum(self._by_rows)
         by_blocks, most = 0.0, 0.0
         for block in self.blocks:
             if block.name in twice:
@@ -82,9 +79,9 @@ class KeptBytes:
     @cached_property
     def _rows(self) -> dict[str, tuple[int, int]]:
         """Of each block, its first row of the forward, and one beyond the last."""
-        modules = self._table["forward"]["module"]
+        modules = self._table["forward_modules"]
         found = {}
-        for name in self._table["blocks"]["name"]:
+        for name in self._table["blocks"]:
             rows = [row for row, module in enumerate(modules) if module.startswith(f"{name}.")]
             found[name] = (rows[0], rows[-1] + 1)
         return found
@@ -100,21 +97,21 @@ class KeptBytes:
     @cached_property
     def _others(self) -> list[float]:
         """What is kept outside of blocks when each ends, and when the forward does."""
-        count, rows = len(self._rows), self._rows.values()
+        rows = self._rows.values()
         inside = {row for each in rows for row in range(*each)}
         outside = [0.0 if row in inside else kept for row, kept in enumerate(self._by_rows)]
-        kept = self._evaluated(self._table["blocks"]["others_bytes"], count + 1)
         ends = [*(end for _, end in rows), len(outside)]
-        return [each + sum(outside[:end]) for each, end in zip(kept, ends, strict=True)]
+        kept = zip(self._step.others_bytes, ends, strict=True)
+        return [each + sum(outside[:end]) for each, end in kept]
 
 
-def checkpointed(workload: Workload, names: Sequence[str]) -> frozenset[str]:
+def checkpointed(workload: Workload, model: str, names: Sequence[str]) -> frozenset[str]:
     """The blocks that are; raises InputError where the model has none, or none of a name."""
     asked = workload.checkpointing
     if asked == "none":
         return frozenset()
     if not names:
-        reason = f"{workload.model} has no blocks (numbered modules of several layers); drop it"
+        reason = f"{model} has no blocks (numbered modules of several layers); drop it"
         raise InputError("workload.checkpointing", reason)
     if asked == "full":
         return frozenset(names)
@@ -123,7 +120,7 @@ def checkpointed(workload: Workload, names: Sequence[str]) -> frozenset[str]:
         some = ", ".join(names[:_SOME]) + (", ..." if len(names) > _SOME else "")
         raise InputError(
             "workload.checkpointing",
-            f"{shown(unknown)} is no block of {workload.model}: its blocks are {some}",
+            f"{shown(unknown)} is no block of {model}: its blocks are {some}",
         )
     return frozenset(asked)
 
@@ -132,18 +129,19 @@ def with_reruns(
     forward: Sequence[Work],
     backward: Sequence[Work],
     blocks: Sequence[Block],
-    last_rows: Mapping[str, Work],
+    last_rows: Mapping[str, tuple[int, Work]],
 ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """Forward and backward where some blocks run again before their first gradient.
 
-    `last_rows`: by the names of those blocks, what of a block's last row is run again.
+    `last_rows`: by the names of those blocks, the last row that runs again, and its work then.
     """
     once, twice = list(forward), list(backward)
     for block in blocks:
         if block.name not in last_rows:
             continue
-        first, end = block.rows
-        rerun = [*forward[first : end - 1], last_rows[block.name], Work(0.0, 0, _HOST_RERUN_S)]
+        first = block.rows[0]
+        last, work = last_rows[block.name]
+        rerun = [*forward[first:last], work, Work(0.0, 0, _HOST_RERUN_S)]
         once[first] = joined([Work(0.0, 0, _HOST_FORWARD_S), once[first]])
         twice[block.backward] = joined([*rerun, twice[block.backward]])
     return tuple(once), tuple(twice)

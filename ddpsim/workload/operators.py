@@ -42,17 +42,18 @@ class Operator(NamedTuple):
     other kinds.
     `kernel`: elements of the convolution's window; `stride`: its largest. `flops`: 2 for each
     multiply-add. Bytes are those of distinct memory at its own dtype: a broadcast operand counts
-    once. `item_bytes`: of an element that is multiplied, or of the largest tensor.
+    once. `item_bytes`: of an element that is multiplied, or of the largest tensor. A recording has
+    whole numbers; a capture read at some batch and size may round them.
     """
 
     kind: Kind
-    count: int = 0  # type: ignore[assignment] # not the method of tuples
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    kernel: int = 1
-    stride: int = 1
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    item_bytes: int = 0
+    count: float = 0  # type: ignore[assignment] # not the method of tuples
+    m: float = 0
+    n: float = 0
+    k: float = 0
+    kernel: float = 1
+    stride: float = 1
+    flops: float = 0
+    bytes_read: float = 0
+    bytes_written: float = 0
+    item_bytes: float = 0

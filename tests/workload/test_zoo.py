@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.workload.zoo.step import step_of
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "ddpsim" / "data" / "zoo"
-COSTS = ("matmul_flops", "matmul_elements", "other_elements")
 
 # torchvision: num_params of the model pages, docs.pytorch.org/vision/stable/models.html.
 # GPT-2: github.com/openai/gpt-2 says 124M, 355M, 774M and 1558M; Llama 3.2 1B: its model card says
@@ -70,13 +72,13 @@ def load(name: str) -> dict[str, Any]:
     return table
 
 
-def total(table: dict[str, Any], phase: str, cost: str, batch: int) -> float:
-    """A cost summed over all segments of a phase, at the default size."""
+def total(name: str, phase: str, batch: int) -> float:
+    """FLOPs summed over all rows of a phase, at the default size."""
+    table = load(name)
     size = table["size"]["default"]
-    x = {"pixels": size * size, "seq_len": size, "none": 0}[table["size"]["variable"]]
-    sums = {name: sum(values) for name, values in table[phase][cost].items()}
-    per_sample = sum(sums.get(f"c{power}", 0) * x**power for power in range(3))
-    return float(sums.get("fixed", 0) + batch * per_sample)
+    x = size * size if table["size"]["variable"] == "pixels" else size
+    rows = getattr(step_of(table, "fp32", batch, x), phase)
+    return sum(one.flops for row in rows for one in row)
 
 
 def test_every_model_has_a_table() -> None:
@@ -96,7 +98,7 @@ def test_published_parameter_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", GIGA_MACS)
 def test_published_forward_flops(name: str) -> None:
-    flops = total(load(name), "forward", "matmul_flops", batch=1)
+    flops = total(name, "forward", 1)
     assert flops == pytest.approx(2e9 * GIGA_MACS[name], rel=0.01)
 
 
@@ -137,7 +139,7 @@ def test_llama_blocks(name: str, width: int, inner: int, layers: int, kept: floa
 
 def test_vit_g_flops() -> None:
     """Zhai et al. 2021, table 2: 533.1 GFLOPs forward at 224 x 224."""
-    flops = total(load("vit_g_14"), "forward", "matmul_flops", batch=1)
+    flops = total("vit_g_14", "forward", 1)
     assert flops == pytest.approx(533.1e9, rel=0.01)
 
 
@@ -146,15 +148,14 @@ def test_gpt2_forward_flops() -> None:
     tokens, width, layers = 1024, 768, 12
     matrices = 12 * width * width * layers + 50257 * width
     attention = 4 * tokens * tokens * width * layers
-    flops = total(load("gpt2"), "forward", "matmul_flops", batch=3)
+    flops = total("gpt2", "forward", 3)
     assert flops == 3 * (2 * matrices * tokens + attention)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_backward_is_twice_forward(name: str) -> None:
     """Gradients of inputs and of weights; attention recomputes its scores, a stem has no input."""
-    table = load(name)
-    ratio = total(table, "backward", "matmul_flops", 1) / total(table, "forward", "matmul_flops", 1)
+    ratio = total(name, "backward", 1) / total(name, "forward", 1)
     assert 1.9 < ratio < 2.1
 
 
@@ -165,17 +166,10 @@ def test_ready_order_is_a_permutation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_columns_have_one_length(name: str) -> None:
-    table = load(name)
-    parameters = table["parameters"]
-    assert len(parameters["name"]) == len(parameters["shape"]) == len(parameters["module"])
-    assert parameters["dtype"] == "float32"
-    assert len(table["buffers"]["name"]) == len(table["buffers"]["shape"])
-    segments = {"forward": len(table["forward"]["module"]), "backward": len(parameters["name"]) + 1}
-    for phase, length in segments.items():
-        columns = [values for cost in COSTS for values in table[phase][cost].values()]
-        assert all(len(values) == length and any(values) for values in columns)
-        assert len(table[phase]["kernels"]) == length
+def test_a_table_is_a_captured_model(name: str) -> None:
+    """It passes the checks of a user's own file, and keeps its parameters in float32."""
+    path = FOLDER / f"{name}.json"
+    assert read_captured(name, path)["parameters"]["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -244,15 +238,15 @@ def test_measured_ready_order_vgg16() -> None:
 def test_script_makes_the_same_table(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch", reason="the zoo is measured with torch")
+    pytest.importorskip("torch", reason="the zoo is captured with torch")
+    from calibrate.capture.capture import capture
+    from calibrate.capture.document import render
+
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{name} is made by {library}, which is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")
-    models, tables = (importlib.import_module(f"zoo.{one}") for one in ("models", "tables"))
-    committed = load(name)
-    getattr(models, f"import_{library}")()
-    source = tables.source(models.ZOO[name])
-    if source != committed["source"]:
-        pytest.skip(f"made by {committed['source']}, here is {source}")
-    text = tables.render(tables.make_table(models.ZOO[name]).content) + "\n"
-    assert text == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    models = importlib.import_module("zoo.models")
+    document, committed = capture(models.ZOO[name]()), load(name)
+    if document["source"] != committed["source"]:
+        pytest.skip(f"made by {committed['source']}, here is {document['source']}")
+    assert render(document) + "\n" == (FOLDER / f"{name}.json").read_text(encoding="utf-8")

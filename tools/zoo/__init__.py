@@ -1,1 +1,1 @@
-"""The zoo: models as tables of parameters and costs, measured with torch on no device."""
+"""The zoo: the names of its models, and how each is built."""

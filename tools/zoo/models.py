@@ -3,147 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
+
+from calibrate.capture.libraries import image_source, imported, token_source, versions
+from calibrate.capture.sources import Sizes, Source
+
+Spec = tuple[str, Callable[[], Source]]  # a name, and what makes its source
 
 
-@dataclass(frozen=True)
-class Size:
-    """What the user may choose: the JSON entry, and the sizes to measure at.
-
-    `points` are used for the fit (one more than the degree in x), `check` is held out.
-    """
-
-    entry: dict[str, Any]
-    points: tuple[int, ...]
-    check: int
-
-    def x(self, size: int) -> int:
-        """The variable of the cost polynomials: pixels, tokens per sample, or a constant."""
-        return size * size if self.entry["variable"] == "pixels" else size
-
-    @property
-    def default(self) -> int:
-        """The default size, in image side length or tokens."""
-        return int(self.entry["default"])
+def called(kind: str, arguments: dict[str, Any]) -> str:
+    """A call as Python writes it."""
+    return f"{kind}({', '.join(f'{key}={value}' for key, value in arguments.items())})"
 
 
-@dataclass(frozen=True)
-class Spec:
-    """How to build one zoo model and its loss."""
+def vision(name: str, title: str, kind: str = "", **sizes: int) -> Spec:
+    """A torchvision model: a function of its name, or a class with sizes that it has none for."""
 
-    name: str
-    title: str
-    family: str
-    library: str
-    call: str
-    build: Callable[[], nn.Module]
-    loss: Callable[[nn.Module, int, int], Callable[[], Tensor]]
-    size: Size
+    def make() -> Source:
+        models = imported("torchvision").models
 
+        def build() -> nn.Module:
+            model: nn.Module = getattr(models, kind or name)(**sizes)
+            return model
 
-def image_loss(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
-    """Cross entropy of `batch` square RGB images with side `size` pixels."""
-    images = torch.empty(batch, 3, size, size, device="meta")
-    labels = torch.empty(batch, dtype=torch.long, device="meta")
-    return lambda: functional.cross_entropy(model(images), labels)
+        told = f"{versions('torchvision')} {called(kind or name, sizes)}"
+        return image_source(name, told, build, (3, 224, 224), title=title, sizes=PIXELS)
+
+    return name, make
 
 
-def token_loss(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
-    """The model's own loss for `batch` sequences of `size` tokens, every token labelled."""
-    ids = torch.empty(batch, size, dtype=torch.long, device="meta")
-    arguments = {"input_ids": ids, "labels": ids}
-    if type(model).__name__ == "BertForPreTraining":
-        arguments["next_sentence_label"] = torch.empty(batch, dtype=torch.long, device="meta")
-
-    def run() -> Tensor:
-        loss: Tensor = model(**arguments).loss
-        return loss
-
-    return run
-
-
-def import_torchvision() -> Any:
-    """torchvision, also when its compiled operators cannot be loaded.
-
-    The import registers shape functions for two of these operators, and fails where a torchvision
-    built for another torch (CPU against CUDA) could not define them. No zoo model uses them.
-    """
-    try:
-        return import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    for name in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-    return import_module("torchvision")
-
-
-def import_transformers() -> Any:
-    """transformers, which imports torchvision wherever that is installed."""
-    with suppress(ModuleNotFoundError):
-        import_torchvision()
-    return import_module("transformers")
-
-
-def transformer(name: str, title: str, size: Size, **sizes: int) -> Spec:
-    """A vision transformer of torchvision's class, with sizes that it has no function for."""
-
-    def build() -> nn.Module:
-        model: nn.Module = import_torchvision().models.VisionTransformer(**sizes)
-        return model
-
-    call = f"VisionTransformer({', '.join(f'{key}={value}' for key, value in sizes.items())})"
-    return Spec(name, title, "vision", "torchvision", call, build, image_loss, size)
-
-
-def vision(name: str, title: str, size: Size) -> Spec:
-    """A torchvision model with the default arguments."""
-
-    def build() -> nn.Module:
-        model: nn.Module = getattr(import_torchvision().models, name)()
-        return model
-
-    return Spec(name, title, "vision", "torchvision", f"{name}()", build, image_loss, size)
-
-
-def language(name: str, title: str, architecture: str, config: dict[str, Any], size: Size) -> Spec:
+def language(name: str, title: str, kind: str, config: dict[str, Any], sizes: Sizes) -> Spec:
     """A transformers model built from a configuration, with fused attention."""
 
-    def build() -> nn.Module:
-        library = import_transformers()
-        # GPT-2 logs that its class names no loss and that it takes the causal one, as it should.
+    def make() -> Source:
+        library = imported("transformers")
+        # GPT-2 logs that its class names no loss and that it takes the causal one, as it should
         library.logging.set_verbosity_error()
-        kind = getattr(library, architecture)
-        model: nn.Module = kind(kind.config_class(**config, attn_implementation="sdpa"))
-        return model
+        architecture = getattr(library, kind)
 
-    arguments = ", ".join(f"{key}={value}" for key, value in config.items() if key != "use_cache")
-    call = f"{architecture}({arguments})"
-    return Spec(name, title, "language", "transformers", call, build, token_loss, size)
+        def build() -> nn.Module:
+            options = architecture.config_class(**config, attn_implementation="sdpa")
+            model: nn.Module = architecture(options)
+            return model
 
+        stated = {key: value for key, value in config.items() if key != "use_cache"}
+        told = f"{versions('transformers')} {called(kind, stated)}"
+        return token_source(name, told, build, sizes, title=title)
 
-def entry(key: str, default: int, variable: str, step: int, bounds: tuple[int, int | None]) -> Any:
-    """The "size" object of the JSON format."""
-    names = ("key", "default", "variable", "multiple_of", "min", "max")
-    return dict(zip(names, (key, default, variable, step, *bounds), strict=True))
-
-
-def tokens(default: int, longest: int) -> Size:
-    """Sequence length in tokens; costs are quadratic in it."""
-    return Size(entry("seq_len", default, "seq_len", 1, (8, longest)), (24, 61, 160), 200)
+    return name, make
 
 
-PIXELS = Size(entry("image_size", 224, "pixels", 32, (64, None)), (64, 160), 288)
-FIXED = Size(entry("image_size", 224, "none", 224, (224, 224)), (224,), 224)
+def tokens(default: int, longest: int) -> Sizes:
+    """Sequence length in tokens."""
+    return Sizes("seq_len", default, (8, 61, longest), default if default != longest else 200)
+
+
+PIXELS = (Sizes("image_size", 224, (64, 160, 1024), 224, 32),)
 BERT_LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -218,23 +135,22 @@ def gpt2(name: str, title: str, width: int, layers: int, heads: int) -> Spec:
     return language(name, title, "GPT2LMHeadModel", config, tokens(1024, 1024))
 
 
-ZOO: dict[str, Spec] = {
-    spec.name: spec
-    for spec in (
-        vision("resnet18", "ResNet-18 (torchvision)", PIXELS),
-        vision("resnet34", "ResNet-34 (torchvision)", PIXELS),
-        vision("resnet50", "ResNet-50 (torchvision)", PIXELS),
-        vision("resnet101", "ResNet-101 (torchvision)", PIXELS),
-        vision("resnet152", "ResNet-152 (torchvision)", PIXELS),
-        vision("resnext50_32x4d", "ResNeXt-50 32x4d (torchvision)", PIXELS),
-        vision("resnext101_32x8d", "ResNeXt-101 32x8d (torchvision)", PIXELS),
-        vision("vgg16", "VGG-16 (torchvision)", PIXELS),
-        vision("vit_b_16", "ViT-B/16 (torchvision)", FIXED),
-        vision("vit_l_16", "ViT-L/16 (torchvision)", FIXED),
-        transformer(
+ZOO: dict[str, Callable[[], Source]] = dict(
+    (
+        vision("resnet18", "ResNet-18 (torchvision)"),
+        vision("resnet34", "ResNet-34 (torchvision)"),
+        vision("resnet50", "ResNet-50 (torchvision)"),
+        vision("resnet101", "ResNet-101 (torchvision)"),
+        vision("resnet152", "ResNet-152 (torchvision)"),
+        vision("resnext50_32x4d", "ResNeXt-50 32x4d (torchvision)"),
+        vision("resnext101_32x8d", "ResNeXt-101 32x8d (torchvision)"),
+        vision("vgg16", "VGG-16 (torchvision)"),
+        vision("vit_b_16", "ViT-B/16 (torchvision)"),
+        vision("vit_l_16", "ViT-L/16 (torchvision)"),
+        vision(
             "vit_g_14",
             "ViT-g/14 (torchvision)",
-            FIXED,
+            "VisionTransformer",
             image_size=224,
             patch_size=14,
             num_layers=40,
@@ -267,4 +183,4 @@ ZOO: dict[str, Spec] = {
             tokens(2048, 2048),
         ),
     )
-}
+)

@@ -42,7 +42,7 @@ class MeasuredStep:
         options = {
             "memory_format": "channels_last" if case.channels_last else None,
             "attention": "eager" if drops and not self.on_gpu else None,
-            table["size"]["key"]: case.size,
+            **({table["size"]["key"]: case.size} if table["size"] else {}),
         }
         return Workload.model_validate(
             {"model": case.model, "batch_per_rank": case.batch, "precision": case.precision}

@@ -36,6 +36,7 @@ from calibrate.signals import as_exceptions
 from ddpsim.files import write_atomically
 from ddpsim.scenario.catalog import model_table
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.workload.zoo.step import Step, step_of
 
 __all__ = ["DeviceOptions", "measure_device"]
 
@@ -215,27 +216,22 @@ class _Session:
 
 
 def _flops(case: Case) -> float:
-    """Of a step: forward, and twice as many backward."""
+    """Of a step's products."""
+    step = _step(case)
+    return float(sum(one.flops for row in step.rows for one in row))
+
+
+def _step(case: Case) -> Step:
     table = model_table(case.model)
-    pixels = table["size"]["variable"] == "pixels"
-    x = case.size**2 if pixels else case.size
-    flops = table["forward"]["matmul_flops"]
-    per_sample = sum(
-        sum(column) * x**power
-        for power, key in enumerate(("c0", "c1", "c2"))
-        if (column := flops.get(key))
-    )
-    return 3.0 * case.batch * float(per_sample)
+    x = case.size**2 if table["size"]["variable"] == "pixels" else case.size
+    precision = "amp-fp16" if case.precision == "fp16" else case.precision  # of kernels alone
+    return step_of(table, precision, case.batch, x)
 
 
 def _memory_bytes(case: Case) -> float:
-    """At least: weights, gradients, and what autograd keeps of fp32; 0 of kernels."""
+    """At least: weights, gradients, and what autograd keeps; 0 of kernels."""
     if not case.model:
         return 0.0
-    table = model_table(case.model)
-    x = case.size**2 if table["size"]["variable"] == "pixels" else case.size
-    saved = table["saved_bytes"]
-    kept = sum(saved.get(key, 0) * x**power for power, key in enumerate(("c0", "c1", "c2")))
-    half = 0.5 if case.precision not in ("fp32", "tf32") else 1.0
+    parameters = int(model_table(case.model)["parameter_count"])
     copies = 4 if case.kind in ("ddp", "sync_batch_norm", "grad_scaler") else 2
-    return 4.0 * copies * int(table["parameter_count"]) + half * case.batch * float(kept)
+    return 4.0 * copies * parameters + _step(case).saved_bytes

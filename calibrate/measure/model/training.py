@@ -36,6 +36,7 @@ __all__ = [
     "Training",
     "batch_of",
     "broadcast_buffers",
+    "checked",
     "compute_threads",
     "dtype_name",
     "hook_gradients",
@@ -56,6 +57,16 @@ class Made(NamedTuple):
     model: nn.Module
     inputs: Any
     loss: Callable[[Any], Tensor]
+
+    def forward(self) -> Tensor:
+        """Run the model and the loss."""
+        if isinstance(self.inputs, tuple):
+            said = self.model(*self.inputs)
+        elif isinstance(self.inputs, Mapping):
+            said = self.model(**self.inputs)
+        else:
+            said = self.model(self.inputs)
+        return self.loss(said)
 
 
 @dataclass(frozen=True)
@@ -112,13 +123,7 @@ class Training:
 
     def forward(self) -> Tensor:
         """Run the model and the loss."""
-        if isinstance(self.inputs, tuple):
-            said = self.model(*self.inputs)
-        elif isinstance(self.inputs, Mapping):
-            said = self.model(**self.inputs)
-        else:
-            said = self.model(self.inputs)
-        return self.loss(said)
+        return Made(self.model, self.inputs, self.loss).forward()
 
 
 @contextmanager
@@ -189,7 +194,12 @@ def _made(reference: str, batch: int, device: torch.device) -> Made:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 -- the generator that a user's function may draw from
     with users_own_errors(reference):
-        made = function(batch=batch)
+        made = checked(reference, function(batch=batch))
+    return made._replace(model=made.model.to(device))
+
+
+def checked(reference: str, made: Any) -> Made:
+    """What the user's function returned; raises MeasureError where it is not what is wanted."""
     wanted = f"{reference} must return (model, inputs, loss)"
     if not isinstance(made, tuple) or len(made) != 3:
         found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
@@ -201,7 +211,7 @@ def _made(reference: str, batch: int, device: torch.device) -> Made:
             f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
         )
     _check_model(reference, model)
-    return Made(model.to(device), inputs, loss)
+    return Made(model, inputs, loss)
 
 
 def _check_model(reference: str, model: nn.Module) -> None:

@@ -1,1 +1,6 @@
-"""The table of a zoo model: its layers, parameters and sizes, and the products in its rows."""
+"""A captured model, of the zoo or a user's own: what its file says, and what its operators take.
+
+- `table`: parameters, buffers, batch norms, the sizes that it allows
+- `step`: its rows of operators at a batch and a size
+- `law`, `sources`: how long an operator takes, and where the figures are from
+"""

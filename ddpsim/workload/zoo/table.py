@@ -12,19 +12,11 @@ __all__ = [
     "batch_norms_of",
     "check_options",
     "input_size_of",
-    "input_values",
     "is_convolutional",
-    "polynomial_values",
     "product_of",
     "read_buffers",
     "read_parameters",
 ]
-
-
-def input_values(table: dict[str, Any], size: int) -> int:
-    """Pixels or tokens of a sample."""
-    is_side = table["size"]["key"] == "image_size" and table["size"]["variable"] != "pixels"
-    return size**2 if is_side else size
 
 
 def is_convolutional(table: dict[str, Any]) -> bool:
@@ -35,7 +27,7 @@ def is_convolutional(table: dict[str, Any]) -> bool:
     names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
     owners = [name.rpartition(".")[0] for name in names]
     convolve = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
-    return sum(module in convolve for module in table["forward"]["module"]) > 1
+    return sum(module in convolve for module in table["forward_modules"]) > 1
 
 
 def check_options(table: dict[str, Any], workload: Workload) -> None:
@@ -43,47 +35,68 @@ def check_options(table: dict[str, Any], workload: Workload) -> None:
     if workload.memory_format and not is_convolutional(table):
         raise InputError(
             "workload.memory_format",
-            f"{workload.model} is no convolutional network, and has no such choice; drop it",
+            f"{table['name']} is no convolutional network, and has no such choice; drop it",
         )
-    if workload.attention and not any(table["forward"]["matmul_flops"].get("c2", ())):
+    if workload.attention and not any(one[0] == "attention" for one in table["operators"]):
+        raise InputError("workload.attention", f"{table['name']} has no attention; drop it")
+
+
+def input_size_of(table: dict[str, Any], workload: Workload) -> int:
+    """The x of the cost polynomials: tokens per sample, or pixels per image; raises InputError."""
+    only = table["batch"]
+    if only and workload.batch_per_rank != only["only"]:
         raise InputError(
-            "workload.attention",
-            f"{workload.model} has no attention over tokens of a seq_len; drop it",
+            "workload.batch_per_rank",
+            f"{table['name']} was captured at a batch of {only['only']} alone "
+            f"({only['because']}); capture it again with --batch {workload.batch_per_rank}",
         )
-
-
-def input_size_of(size: dict[str, Any], workload: Workload) -> int:
-    """The x of the cost polynomials: tokens per sample, or pixels per image."""
-    key = size["key"]
-    other = "image_size" if key == "seq_len" else "seq_len"
-    if getattr(workload, other) is not None:
-        raise InputError(f"workload.{other}", f"this model has no {other}; its size is {key}")
-    given = getattr(workload, key)
+    size = table["size"]
+    key = size["key"] if size else None
+    for other in ("seq_len", "image_size"):
+        if other != key and getattr(workload, other) is not None:
+            told = f"its size is {key}" if key else "it was captured at one size"
+            raise InputError(f"workload.{other}", f"this model has no {other}; {told}")
+    if not size:
+        return 1
+    given = getattr(workload, size["key"])
     value = size["default"] if given is None else given
     step, least, most = size["multiple_of"], size["min"], size["max"]
-    if value % step or value < least or (most is not None and value > most):
-        limit = f"from {least}" + (f" to {most}" if most is not None else " up")
-        steps = f", a multiple of {step}" if step > 1 else ""
-        raise InputError(f"workload.{key}", f"{value} is not possible here; wanted {limit}{steps}")
+    if value % step or not least <= value <= most:
+        steps = f", a multiple of {step}" if step > 1 and least < most else ""
+        wanted = f"from {least} to {most}{steps}" if least < most else f"{least} alone"
+        why = f" ({size['because']})" if "because" in size else ""
+        raise InputError(f"workload.{key}", f"{value} is not possible here; wanted {wanted}{why}")
     return int(value**2 if size["variable"] == "pixels" else value)
 
 
 def read_parameters(columns: dict[str, Any], precision: Precision) -> tuple[Parameter, ...]:
-    """The table's parameters, in registration order."""
-    dtype = "bfloat16" if precision == "bf16" else "float32"
+    """The table's parameters, in registration order; under bf16 those of floats have two bytes."""
+    sparse = frozenset(columns.get("sparse", ()))
+    in_half = precision == "bf16"
     return tuple(
-        Parameter(name, product_of(shape), dtype, rows=shape[0] if shape else None)
-        for name, shape in zip(columns["name"], columns["shape"], strict=True)
+        Parameter(
+            name,
+            product_of(shape),
+            "bfloat16" if in_half and dtype == "float32" else dtype,
+            sparse=place in sparse,
+            rows=shape[0] if shape else None,
+        )
+        for place, (name, shape, dtype) in enumerate(
+            zip(columns["name"], columns["shape"], _dtypes(columns), strict=True)
+        )
     )
+
+
+def _dtypes(columns: dict[str, Any]) -> list[str]:
+    dtypes = columns["dtype"]
+    return [dtypes] * len(columns["name"]) if isinstance(dtypes, str) else dtypes
 
 
 def read_buffers(columns: dict[str, Any]) -> tuple[Buffer, ...]:
     """The table's buffers."""
-    dtypes = columns["dtype"]
-    names = [dtypes] * len(columns["name"]) if isinstance(dtypes, str) else dtypes
     return tuple(
         Buffer(dtype, product_of(shape))
-        for dtype, shape in zip(names, columns["shape"], strict=True)
+        for dtype, shape in zip(_dtypes(columns), columns["shape"], strict=True)
     )
 
 
@@ -96,8 +109,8 @@ def batch_norms_of(table: dict[str, Any]) -> tuple[BatchNorm, ...]:
     owners = [names[index].rpartition(".")[0] for index in table["ready_order"]]
     return tuple(
         BatchNorm(module, channels[module], row, owners.index(module))
-        for row, module in enumerate(table["forward"]["module"])
-        if module in channels
+        for row, module in enumerate(table["forward_modules"])
+        if module in channels and module in owners
     )
 
 
@@ -107,15 +120,3 @@ def product_of(shape: list[int]) -> int:
     for extent in shape:
         product *= extent
     return product
-
-
-def polynomial_values(
-    polynomial: dict[str, list[float]], batch: int, size: int, rows: int
-) -> list[float]:
-    """fixed + batch (c0 + c1 x + c2 x^2) for every row; a missing column is zero."""
-    zeros = [0] * rows
-    fixed, c0, c1, c2 = (polynomial.get(key, zeros) for key in ("fixed", "c0", "c1", "c2"))
-    return [
-        a + batch * (b + size * (c + size * d))
-        for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
-    ]

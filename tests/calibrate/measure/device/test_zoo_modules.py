@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 pytest.importorskip("torch", reason="the zoo's modules are torch's")
 
 import torch
-from zoo.recording import measure
 
+from calibrate.capture.record import record
 from calibrate.measure.model.training import compute_threads
 from calibrate.measure.zoo.models import BUILDERS, build, inputs_of, loss_of
 from ddpsim.scenario.catalog import model_names, model_table
-from ddpsim.workload.zoo.table import polynomial_values
+from ddpsim.workload.operators import Operator
+from ddpsim.workload.zoo.step import step_of
 
 # one of each kind of layer; the others of a family differ in depth and width alone
 TRACED = ("resnet18", "resnext50_32x4d", "vgg16", "vit_b_16", "bert-base", "gpt2", "llama-1b")
@@ -48,15 +51,21 @@ def test_a_step_does_the_work_of_the_table(name: str) -> None:
         tokens = table["size"]["key"] == "seq_len"
         shape = (BATCH, size) if tokens else (BATCH, 3, size, size)
         inputs = torch.empty(shape, dtype=torch.long if tokens else torch.float32)
-    step = measure(model, lambda: loss_of(model(inputs)))
-    assert step.modules == table["forward"]["module"]
+    step = record(model, lambda: loss_of(model(inputs)), "fp32")
+    assert step.modules == table["forward_modules"]
     assert step.ready == table["ready_order"]
-    for phase, segments in (("forward", step.forward), ("backward", step.backward)):
-        columns = table[phase]["matmul_flops"]
-        expected = polynomial_values(columns, BATCH, x, len(segments))
-        assert [segment.matmul_flops for segment in segments] == expected
-        moved = polynomial_values(table[phase]["other_elements"], BATCH, x, len(segments))
-        assert sum(s.other_elements for s in segments) == pytest.approx(sum(moved), rel=0.04)
+    known = step_of(table, "fp32", BATCH, x)
+    assert [*map(_flops, step.forward)] == [*map(_flops, known.forward)]
+    assert [*map(_flops, step.backward)] == [*map(_flops, known.backward)]
+    moved, expected = (
+        sum(one.bytes_read + one.bytes_written for row in rows for one in row if not one.flops)
+        for rows in ((*step.forward, *step.backward), known.rows)
+    )
+    assert moved == pytest.approx(expected, rel=0.04)
+
+
+def _flops(row: Sequence[Operator]) -> float:
+    return sum(one.flops for one in row)
 
 
 def test_a_built_model_trains() -> None:

@@ -57,7 +57,7 @@ def roofline_provenance(
         Provenance(
             "compute efficiency",
             f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
-            f"by {workload.model}{_told_by(device, mostly)}",
+            f"by {table['name']}{_told_by(device, mostly)}",
             device.efficiency_trust(mostly),
         ),
         *_layers_provenance(table, workload, arithmetic),

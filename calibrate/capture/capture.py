@@ -1,0 +1,153 @@
+"""A model captured: its step recorded at a few batches and sizes, and written as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from calibrate.capture.document import (
+    Columns,
+    Document,
+    StructureChanges,
+    parameter_columns,
+    same_structure,
+    step_columns,
+    tensor_columns,
+)
+from calibrate.capture.polynomials import Inexact, Point
+from calibrate.capture.record import Recorded, Recording, record, trained_parameters
+from calibrate.capture.shapes import Shapes, tensors
+from calibrate.capture.sources import Sizes, Source
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.user_code import users_own_errors
+from ddpsim.scenario.options.captured_model import MODEL_SCHEMA
+
+__all__ = ["capture"]
+
+_FIT_BATCHES = (2, 3)
+_CHECK_BATCH = 5
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What is free: sizes, or none; the batch, or one alone."""
+
+    sizes: Sizes | None
+    batch: int | None  # None: it is free
+
+    def points(self, source: Source) -> list[tuple[int, int | None]]:
+        """Batches and sizes to record: those of the fit, then those that check it."""
+        if self.batch is not None:
+            return [(self.batch, source.default)]
+        if self.sizes is None:
+            return [(batch, source.default) for batch in (*_FIT_BATCHES, _CHECK_BATCH)]
+        fitted = [(batch, size) for batch in _FIT_BATCHES for size in self.sizes.points]
+        return [*fitted, (_CHECK_BATCH, self.sizes.check)]
+
+
+@dataclass
+class _Recorder:
+    """Steps of a source, each recorded once."""
+
+    source: Source
+    steps: dict[tuple[int, int | None], dict[Recorded, Recording]] = field(default_factory=dict)
+    input_bytes: dict[tuple[int, int | None], int] = field(default_factory=dict)
+    model: nn.Module | None = None
+
+    def at(self, point: tuple[int, int | None]) -> dict[Recorded, Recording]:
+        """Both recordings at a batch and a size; raises MeasureError."""
+        if point not in self.steps:
+            made = self.source.make(*point)
+            self.model = made.model
+            with users_own_errors(self.source.title):
+                if any(map(is_lazy, made.model.parameters())):
+                    with Shapes():
+                        made.forward()
+                self.steps[point] = {
+                    precision: record(made.model, made.forward, precision)
+                    for precision in get_args(Recorded)
+                }
+            inputs = tensors(made.inputs)
+            self.input_bytes[point] = sum(one.numel() * one.element_size() for one in inputs)
+        return self.steps[point]
+
+
+def capture(source: Source) -> Document:
+    """The document of a model (schema `ddpsim.model/2`); raises MeasureError with what to do."""
+    recorder, reason = _Recorder(source), ""
+    for free in _ranges(source):
+        try:
+            return _document(recorder, free, reason)
+        except StructureChanges:  # noqa: PERF203 - a handful of ranges
+            reason = "other operators run at another one"
+        except Inexact:
+            reason = "its figures are no polynomial"
+        except MeasureError as error:
+            if free.batch is not None:
+                raise
+            reason = f"another one fails: {error}"
+    raise ValueError("the last range is one point, which holds itself")
+
+
+def _ranges(source: Source) -> Iterator[_Range]:
+    """What to try, the freest first."""
+    for sizes in source.sizes:
+        yield _Range(sizes, None)
+    yield _Range(None, None)
+    yield _Range(None, source.batch)
+
+
+def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
+    source = recorder.source
+    points = free.points(source)
+    x = free.sizes.x if free.sizes else lambda _: 1
+    recorded: dict[Point, dict[Recorded, Recording]] = {}
+    for batch, size in points:
+        step = recorded[batch, x(size or 1)] = recorder.at((batch, size))
+        same_structure(next(iter(recorded.values()))["fp32"], step["fp32"])
+    columns = Columns(list(recorded))
+    steps = {
+        precision: step_columns(columns, {at: step[precision] for at, step in recorded.items()})
+        for precision in get_args(Recorded)
+    }
+    input_bytes = columns.figure(tuple(recorder.input_bytes[point] for point in points))
+    first, model = recorder.at(points[0])["fp32"], recorder.model
+    if model is None:
+        raise ValueError("no step was recorded")
+    named = trained_parameters(model)
+    frozen = {n: t for n, t in model.named_parameters() if not t.requires_grad}
+    return {
+        "schema": MODEL_SCHEMA,
+        "name": source.name,
+        "title": source.title,
+        "family": source.family,
+        "source": f"{source.told} on shapes alone, torch {torch.__version__.partition('+')[0]}",
+        "parameter_count": sum(tensor.numel() for tensor in named.values()),
+        "batch": None if free.batch is None else {"only": free.batch, "because": reason},
+        "size": _size(source, free, reason),
+        "parameters": {
+            **parameter_columns(model, named),
+            **({"sparse": sorted(first.sparse)} if first.sparse else {}),
+        },
+        **({"frozen": tensor_columns(frozen)} if frozen else {}),
+        "buffers": tensor_columns(dict(model.named_buffers())),
+        "ready_order": first.ready,
+        "forward_modules": first.modules,
+        "blocks": [block.name for block in first.blocks],
+        "input_bytes": input_bytes,
+        "steps": steps,
+        **columns.document(),
+    }
+
+
+def _size(source: Source, free: _Range, reason: str) -> dict[str, Any] | None:
+    if free.sizes:
+        return free.sizes.entry(is_free=True)
+    if not source.sizes:
+        return None
+    return source.sizes[0].entry(is_free=False) | {"because": reason}

@@ -1,0 +1,109 @@
+"""Models of libraries by name: torchvision's and timm's images, transformers' configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calibrate.capture.shapes import META, building
+from calibrate.capture.sources import Sizes, Source
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.training import Made
+
+__all__ = ["image_source", "imported", "token_source", "versions"]
+
+
+def imported(library: str) -> Any:
+    """A library, also where torchvision's compiled operators cannot be loaded.
+
+    torchvision's import registers shape functions for two of these operators, and fails where one
+    built for another torch could not define them. No model that is captured needs their kernels.
+    """
+    if library != "torchvision":  # timm and transformers import it where it is installed
+        with suppress(MeasureError):
+            imported("torchvision")
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        raise MeasureError(
+            f"{library} cannot be imported ({error}): pip install {library}"
+        ) from None
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise MeasureError(f"{library} cannot be imported: {error}") from None
+    for name in ("nms", "qnms"):
+        torch.library.define(
+            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+    return import_module(library)
+
+
+def versions(library: str) -> str:
+    """A library's name and version."""
+    return f"{library} {import_module(library).__version__.partition('+')[0]}"
+
+
+def image_source(
+    name: str,
+    told: str,
+    build: Callable[[], nn.Module],
+    shape: tuple[int, int, int],
+    *,
+    title: str = "",
+    sizes: tuple[Sizes, ...] | None = None,
+) -> Source:
+    """A classifier of images: cross entropy of its output, or of the first of several."""
+    model = _built(build)
+    channels, side, _ = shape
+
+    def make(batch: int, size: int | None) -> Made:
+        extent = size or side
+        images = torch.empty(batch, channels, extent, extent, device=META)
+        labels = torch.empty(batch, dtype=torch.long, device=META)
+
+        def loss(said: Any) -> Tensor:
+            return functional.cross_entropy(_logits(said), labels)
+
+        return Made(model, images, loss)
+
+    tried = tuple(Sizes.around("image_size", side)) if sizes is None else sizes
+    return Source(name, title or name, "vision", told, make, 2, side, tried)
+
+
+def _logits(said: Any) -> Tensor:
+    """A classifier's output; of several, such as an Inception's, the first."""
+    while not isinstance(said, Tensor):
+        said = next(iter(said.values() if isinstance(said, dict) else said))
+    return said
+
+
+def token_source(
+    name: str,
+    told: str,
+    build: Callable[[], nn.Module],
+    sizes: Sizes,
+    *,
+    title: str = "",
+) -> Source:
+    """A language model of transformers with its own loss, every token labelled."""
+    model = _built(build)
+
+    def make(batch: int, size: int | None) -> Made:
+        ids = torch.empty(batch, size or sizes.default, dtype=torch.long, device=META)
+        inputs = {"input_ids": ids, "labels": ids}
+        if type(model).__name__ == "BertForPreTraining":
+            inputs["next_sentence_label"] = torch.empty(batch, dtype=torch.long, device=META)
+        return Made(model, inputs, lambda said: said.loss)
+
+    return Source(name, title or name, "language", told, make, 2, sizes.default, (sizes,))
+
+
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    with building():
+        return build().train()

@@ -1,0 +1,115 @@
+"""Models by name: a user's MODULE:FUNCTION, or a library's and what it calls the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from calibrate.capture.libraries import image_source, imported, token_source, versions
+from calibrate.capture.sources import Sizes, Source, function_source
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.user_code import said_of, users_own_errors
+from ddpsim.errors import shown
+
+__all__ = ["source_of"]
+
+_TOKENS = 1024  # of a sample, where a configuration allows more
+
+
+def source_of(reference: str, batch: int | None, size: int | None) -> Source:
+    """What `calibrate capture` is given; raises MeasureError with what is wrong."""
+    library, _, name = reference.partition(":")
+    short = _SHORT.get(library)
+    return short(name, size) if short else function_source(reference, batch, size)
+
+
+def _torchvision(name: str, size: int | None) -> Source:
+    models = imported("torchvision").models
+    if name not in models.list_models():
+        raise MeasureError(f"torchvision has no model {shown(name)}: see torchvision.models")
+    side = size or 299 if name == "inception_v3" else size or 224
+    told = f"{versions('torchvision')} {name}()"
+    with users_own_errors(f"torchvision:{name}"):
+        return image_source(name, told, lambda: models.get_model(name), (3, side, side))
+
+
+def _timm(name: str, size: int | None) -> Source:
+    library = imported("timm")
+    if not library.is_model(name):
+        near = ", ".join(library.list_models(f"{name.partition('_')[0]}*")[:5])
+        raise MeasureError(f"timm has no model {shown(name)}{f': some are {near}' if near else ''}")
+    channels, side, _ = library.get_pretrained_cfg(name, allow_unregistered=True).input_size
+    side = size or side
+    told = f"{versions('timm')} create_model({name})"
+
+    def build() -> nn.Module:
+        model: nn.Module = library.create_model(name)
+        return model
+
+    with users_own_errors(f"timm:{name}"):
+        return image_source(name, told, build, (channels, side, side))
+
+
+def _transformers(name: str, size: int | None) -> Source:
+    """A configuration's file, or MODULE:CLASS of a configuration with its defaults."""
+    library = imported("transformers")
+    library.logging.set_verbosity_error()
+    config = _config(library, name)
+    architecture = _architecture(library, config)
+    most = getattr(config, "max_position_embeddings", None) or _TOKENS
+    default = size or min(most, _TOKENS)
+    config.use_cache = False
+    sizes = next(iter(Sizes.around("seq_len", default)), None)
+    if sizes is None:
+        raise MeasureError(f"a sequence of {default} tokens is too short to capture")
+    called = architecture.__name__
+    with users_own_errors(f"transformers:{name}"):
+        return token_source(
+            Path(name).stem,
+            f"{versions('transformers')} {called}",
+            lambda: architecture(config),
+            sizes,
+        )
+
+
+def _config(library: Any, name: str) -> Any:
+    path = Path(name)
+    if path.suffix != ".json":
+        kind = getattr(library, name, None)
+        if kind is None or not hasattr(kind, "from_dict"):
+            raise MeasureError(
+                f"transformers:{name}: wanted the file of a configuration, config.json, or the "
+                "name of a configuration's class, such as LlamaConfig"
+            )
+        return kind()
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+        return library.AutoConfig.for_model(**stated)
+    except OSError as error:
+        raise MeasureError(f"{name} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise MeasureError(
+            f"{name} is no configuration of transformers: {said_of(error)}"
+        ) from None
+
+
+def _architecture(library: Any, config: Any) -> Any:
+    """The class that the configuration names, or the one for causal language modelling."""
+    for name in config.architectures or ():
+        if hasattr(library, name):
+            return getattr(library, name)
+    mapping = library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) in mapping:
+        return mapping[type(config)]
+    raise MeasureError(f"{type(config).__name__} names no architecture: add architectures to it")
+
+
+_SHORT: dict[str, Callable[[str, int | None], Source]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "transformers": _transformers,
+}
