@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -204,13 +205,12 @@ def _library() -> tuple[Any, ...]:
 
 @contextmanager
 def cuda_operators() -> Iterator[None]:
-    """Run what CUDA runs: an autocast of any device in it is CUDA's."""
+    """Run what CUDA runs: an autocast of the device that tensors say, meta, is CUDA's."""
     _library()
     begin, end = torch.autocast.__init__, torch.autocast.__exit__
 
-    def on_cuda(self: torch.autocast, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("device_type", None)
-        begin(self, "cuda", *args[1:], **kwargs)
+    def on_cuda(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        begin(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     def ended(self: torch.autocast, *args: Any) -> Any:
         said = end(self, *args)
@@ -224,6 +224,8 @@ def cuda_operators() -> Iterator[None]:
         stack.enter_context(patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
         stack.enter_context(patch.object(torch.autocast, "__init__", on_cuda))
         stack.enter_context(patch.object(torch.autocast, "__exit__", ended))
+        # what is run again is run under the autocast that it was run under
+        stack.enter_context(patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"))
         if "transformers" in sys.modules:
             # it looks at the values of position_ids for packed sequences, and there are none
             probe = "transformers.masking_utils.find_packed_sequence_indices"

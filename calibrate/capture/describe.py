@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -278,7 +278,7 @@ def _read_bytes(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any
 
 def _bytes(group: Iterable[Tensor]) -> int:
     """Bytes of distinct views in a group of tensors, at most the size of each storage."""
-    group = list(group)
+    group = list(_dense(group))
     if len(group) == 1:
         return min(_touched(group[0]), group[0].untyped_storage().nbytes())
     views: dict[int, dict[tuple[Any, ...], int]] = {}
@@ -290,6 +290,15 @@ def _bytes(group: Iterable[Tensor]) -> int:
         views.setdefault(key, {})[view] = _touched(tensor)
         capacity[key] = storage.nbytes()
     return sum(min(sum(sizes.values()), capacity[key]) for key, sizes in views.items())
+
+
+def _dense(group: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Sparse tensors as their places and values."""
+    for tensor in group:
+        if tensor.is_sparse:
+            yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - as autograd made it
+        else:
+            yield tensor
 
 
 def _touched(tensor: Tensor) -> int:

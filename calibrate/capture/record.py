@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from calibrate.capture.blocks import Block, Kept, block_names, storages_of
 from calibrate.capture.cuda_operators import cuda_operators
 from calibrate.capture.describe import describe
-from calibrate.capture.shapes import Shapes, drop_memory
+from calibrate.capture.shapes import NoValuesError, Shapes, drop_memory, operands
 from ddpsim.workload.operators import Operator
+
+_CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch 2.1 and later
 
 __all__ = ["Recorded", "Recording", "record", "trained_parameters"]
 
@@ -55,10 +59,14 @@ class _Recorder(Shapes):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self) -> None:
         super().__init__()
         self.row: Row = []
+        self.module = ""
 
     def on_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and record it."""
-        out = super().on_shapes(func, args, kwargs)
+        try:
+            out = super().on_shapes(func, args, kwargs)
+        except NoValuesError as error:
+            raise NoValuesError(f"in or after module {self.module!r}: {error}") from None
         self.row += describe(func, args, kwargs, out)
         return out
 
@@ -72,11 +80,12 @@ def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) ->
     """Run one training step on shapes; `loss()` runs the forward and the loss.
 
     `precision`: "fp32" as the code says; "amp" under autocast to bfloat16. The model's parameters
-    lose their memory.
+    lose their memory. What torch.compile wraps is recorded as it would run without.
     """
     drop_memory(model)
     step = _Step(model)
-    with cuda_operators(), step.hooked(), step.recorder:
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, cuda_operators(), step.hooked(), step.recorder:
         is_amp = precision == "amp"
         with (
             torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
@@ -116,10 +125,23 @@ class _Step:
         """The model with hooks on modules, blocks and gradients."""
         handles = [*self._on_blocks(), *self._on_modules(), *self._on_gradients()]
         try:
-            yield
+            with patch.object(
+                checkpoint, _CHECKPOINT, self._noting(getattr(checkpoint, _CHECKPOINT))
+            ):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A checkpoint keeps its inputs, past the hooks on saved tensors."""
+
+        def checkpointed(*args: Any, **kwargs: Any) -> Any:
+            for tensor in operands(args, kwargs):
+                self.save(tensor)
+            return run(*args, **kwargs)
+
+        return checkpointed
 
     def _on_modules(self) -> Iterator[Any]:
         """A row begins where a module that owns parameters is called."""
@@ -134,6 +156,7 @@ class _Step:
             if self.recording.modules:
                 self.recording.forward.append(self.recorder.cut())
             self.recording.modules.append(name)
+            self.recorder.module = name
 
         return begin
 

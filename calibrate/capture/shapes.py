@@ -17,10 +17,26 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["META", "Shapes", "building", "drop_memory", "operands", "tensors", "without_memory"]
+__all__ = [
+    "META",
+    "NoValuesError",
+    "Shapes",
+    "building",
+    "drop_memory",
+    "operands",
+    "tensors",
+    "without_memory",
+]
 
 META = torch.device("meta")
+_SHAPES_ALONE = (
+    "a capture has shapes alone: keep it out of the step, or profile the model on its device"
+)
 _SMALL = 2**16  # elements of a tensor that the host may hold: relative positions, schedules, labels
+
+
+class NoValuesError(RuntimeError):
+    """A step cannot be recorded on shapes alone."""
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -81,7 +97,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         if key is not None and (known := self._results.get(key)) is not None:
             made = [torch.empty_strided(*like[:2], dtype=like[2], device=META) for like in known]
             return tuple(made) if len(made) > 1 else made[0]
-        out = func(*args, **kwargs)
+        out = _run(func, args, kwargs)
         if key is not None and (likes := _fresh(out, args)):
             self._results[key] = likes
         return out
@@ -92,6 +108,25 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = (tensor, _empty(tensor))
         return self._copies[id(tensor)][1]
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on shapes; raises NoValuesError where it needs more."""
+    name = func._schema.name.partition("::")[2]  # noqa: SLF001 - it has no public name
+    if torch.Tag.data_dependent_output in func.tags:
+        raise NoValuesError(
+            f"{name} looks at a tensor's value, as .item(), bool() or a Python number of it do, and "
+            f"{_SHAPES_ALONE}"
+        )
+    if torch.Tag.dynamic_output_shape in func.tags:
+        raise NoValuesError(f"the shape that {name} gives depends on values, and {_SHAPES_ALONE}")
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError:
+        raise NoValuesError(
+            f"{func._schema.name} has no shape function (torch.library.register_fake): "  # noqa: SLF001
+            "give it one, or profile the model on its device"
+        ) from None
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -35,6 +35,10 @@ def init(
             metavar="FOLDER", help="Write it there, with the files that it names (marked +)."
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="MODEL", help="A model that `calibrate capture` wrote."),
+    ] = None,
 ) -> None:
     """Print a commented scenario to start from.
 
@@ -42,9 +46,22 @@ def init(
     ddpsim init                                     list them
     ddpsim init resnet50-2x8-25gbit > scenario.yaml
     ddpsim init gloo-cpu --into .                   one that needs more files
+    ddpsim init --from model.json > scenario.yaml   of your own model
     """
-    from ddpsim.scenario.starters import copy_preset, preset_files, preset_text, presets
+    from ddpsim.scenario.starters import (
+        captured_text,
+        copy_preset,
+        preset_files,
+        preset_text,
+        presets,
+    )
 
+    if model is not None:
+        if preset is not None or into is not None:
+            raise typer.BadParameter("is given alone", param_hint="--from")
+        with input_errors("--from"):
+            print(captured_text(model), end="")
+        return
     if preset is None:
         for name, purpose in presets().items():
             print(f"{name + ' +' * bool(preset_files(name)):<28}{purpose}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.schema import json_schema
+from ddpsim.scenario.options.captured_model import read_captured
 from ddpsim.scenario.suggest import did_you_mean
 
-__all__ = ["copy_preset", "preset_files", "preset_text", "presets"]
+__all__ = ["captured_text", "copy_preset", "preset_files", "preset_text", "presets"]
 
+_BATCH = 8
 _FILE = re.compile(
     r"^\s+(?:all_reduce|reduce_scatter|all_gather|profile|trace|parameters"
     r"|device(?=:\s*\S+\.json$)):\s*(\S+)",
@@ -64,6 +67,28 @@ def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise InputError("folder", f"{error.filename}: {error.strerror}") from None
     return (*written, folder / _SCHEMA)
+
+
+def captured_text(path: Path) -> str:
+    """The YAML of a scenario with a captured model; raises InputError for what is none."""
+    try:
+        table = read_captured(str(path), path)
+    except ValueError as error:
+        raise InputError("model", str(error)) from None
+    only, size = table["batch"], table["size"]
+    lines = [
+        f"# {table['title']}, as `calibrate capture` recorded it",
+        "schema: ddpsim/1",
+        "workload:",
+        f"  model: {json.dumps(str(path))}",
+        f"  batch_per_rank: {only['only'] if only else _BATCH}    # samples of one micro-batch",
+        "  precision: amp-bf16",
+    ]
+    if size:
+        free = f"{size['min']} to {size['max']}" if size["min"] < size["max"] else "no other"
+        lines.append(f"  {size['key']}: {size['default']}    # {free}")
+    machine = "cluster: {machine: dgx-h100, nodes: 2}    # the machines that you ask about"
+    return "\n".join((*lines, machine)) + "\n"
 
 
 def _folder() -> Path:
