@@ -115,8 +115,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.partition("::")[2]  # noqa: SLF001 - it has no public name
     if torch.Tag.data_dependent_output in func.tags:
         raise NoValuesError(
-            f"{name} looks at a tensor's value, as .item(), bool() or a Python number of it do, and "
-            f"{_SHAPES_ALONE}"
+            f"{name} looks at a tensor's value, as .item(), bool() or a Python number of it do, "
+            f"and {_SHAPES_ALONE}"
         )
     if torch.Tag.dynamic_output_shape in func.tags:
         raise NoValuesError(f"the shape that {name} gives depends on values, and {_SHAPES_ALONE}")
