@@ -29,9 +29,6 @@ __all__ = [
 ]
 
 META = torch.device("meta")
-_SHAPES_ALONE = (
-    "a capture has shapes alone: keep it out of the step, or profile the model on its device"
-)
 _SMALL = 2**16  # elements of a tensor that the host may hold: relative positions, schedules, labels
 
 
@@ -112,20 +109,21 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator on shapes; raises NoValuesError where it needs more."""
-    name = func._schema.name.partition("::")[2]  # noqa: SLF001 - it has no public name
-    if torch.Tag.data_dependent_output in func.tags:
-        raise NoValuesError(
-            f"{name} looks at a tensor's value, as .item(), bool() or a Python number of it do, "
-            f"and {_SHAPES_ALONE}"
-        )
-    if torch.Tag.dynamic_output_shape in func.tags:
-        raise NoValuesError(f"the shape that {name} gives depends on values, and {_SHAPES_ALONE}")
     try:
         return func(*args, **kwargs)
-    except NotImplementedError:
+    except (RuntimeError, NotImplementedError) as error:
+        name = func._schema.name  # noqa: SLF001 - it has no public name
+        if torch.Tag.data_dependent_output in func.tags:
+            what = "looks at a tensor's value, as .item(), bool() or a Python number of it do"
+        elif torch.Tag.dynamic_output_shape in func.tags:
+            what = "gives a shape that depends on values"
+        elif isinstance(error, NotImplementedError):
+            what = "has no shape function (torch.library.register_fake), and may have values alone"
+        else:
+            raise
         raise NoValuesError(
-            f"{func._schema.name} has no shape function (torch.library.register_fake): "  # noqa: SLF001
-            "give it one, or profile the model on its device"
+            f"{name} {what}: a capture has shapes alone; keep it out of the step, or profile the "
+            "model on its device"
         ) from None
 
 
