@@ -135,7 +135,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return [
             dimensions._replace(flops=flops, bytes_read=read_bytes, bytes_written=written_bytes)
         ]
-    kind, items = _kind_of(func, name, args, written), max(t.element_size() for t in written)
+    kind = _kind_of(func, name, args, written)
+    items = max(written, key=Tensor.numel).element_size()
     return [Operator(kind, bytes_read=read_bytes, bytes_written=written_bytes, item_bytes=items)]
 
 

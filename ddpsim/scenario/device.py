@@ -73,10 +73,13 @@ class Device(Spec):
         alias="peak_flops", min_length=1, description="dense matmul rate by input precision"
     )
     matmul_efficiency: dict[Rate, Fraction] = Field(
-        default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
+        default_factory=dict,
+        description="fraction of the peak rate that products reach in usual shapes, as BERT's; "
+        "0.45 where not given",
     )
     convolution_efficiency: dict[Rate, Fraction] = Field(
-        default_factory=dict, description="the same of convolutions, where it is another"
+        default_factory=dict,
+        description="the same of convolutions, as ResNet-50's; if it is another",
     )
     published_steps: dict[Rate, int] = Field(
         default_factory=dict,
@@ -85,6 +88,11 @@ class Device(Spec):
     )
     multiprocessors: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="SMs, or compute units; omitted: products of any size fill the device"
+    )
+    cache_bytes: Size | None = Field(
+        None,
+        alias="cache",
+        description="its last cache; omitted: none that holds a layer's tensors",
     )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
     memory_bandwidth_bytes_per_s: Bandwidth = Field(
@@ -308,6 +316,8 @@ def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
         "launch": f"{table['launch_s']!r} s",
         "operator": f"{table['operator_s']!r} s",
     }
+    if "cache_bytes" in table:
+        stated["cache"] = f"{table['cache_bytes']!r} B"
     if "bridge_bytes_per_s" in table:
         stated["bridge_bandwidth"] = f"{table['bridge_bytes_per_s']!r} B/s"
     return device | stated | links

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ddpsim.scenario.catalog import device_names, device_table
 
-__all__ = ["Place", "Reached", "Times", "chip_of", "fitted"]
+__all__ = ["LINE", "Place", "Reached", "Times", "chip_of", "features", "fitted"]
 
 Array = NDArray[np.float64]
 
@@ -53,17 +53,19 @@ class Reached:
 
     def of(self, place: Place) -> float:
         """The efficiency of a place, known or not."""
-        log = self.known.get(place, float(_features(place) @ self.line[int(place.convolution)]))
+        log = self.known.get(place, float(features(place) @ self.line[int(place.convolution)]))
         return min(1.0, math.exp(log))
 
 
-_SPREAD_OF_CHIPS, _SPREAD_OF_ROWS = 0.3, 0.1  # of logarithms about the line, and about a chip's
-_START = np.array([[-0.8, -0.2, 0.0, 0.4], [-1.1, -0.3, 0.0, 0.4]])
+_SPREAD_OF_CHIPS, _SPREAD_OF_ROWS = 0.2, 0.1  # of logarithms about the line, and about a chip's
+LINE = np.array([[-0.8, -0.2, 0.0, 0.4], [-1.1, -0.3, 0.0, 0.4]])
 _SPREAD_OF_LINE = np.array([1.0, 0.5, 0.5, 0.5])
 
 
 def chip_of(device: str) -> str:
-    """The chip and its board, whatever its memory's size."""
+    """The chip and its board, whatever its memory is."""
+    if device.startswith(("h100-sxm", "h200-sxm", "h800-sxm", "gh200")):
+        return "h100-sxm"
     chip = device.removesuffix("-16gb").removesuffix("-32gb")
     return "a100-sxm" if chip.startswith("a100-sxm") else chip
 
@@ -77,8 +79,8 @@ def _ridge(chip: str, rate: str) -> float:
     return math.log(peak / table["memory_bandwidth_bytes_per_s"] / 150)
 
 
-def _features(place: Place) -> Array:
-    """What the line is over: GeForce cards have half of their chip's tensor rate, and reach it."""
+def features(place: Place) -> Array:
+    """What the line is over. GeForce cards have half of their chip's tensor rate, and reach it."""
     is_fp32 = place.rate == "fp32"
     limited = place.chip.startswith(("rtx-30", "rtx-40", "rtx-50")) and not is_fp32
     return np.array([1.0, _ridge(place.chip, place.rate), is_fp32, limited])
@@ -93,7 +95,7 @@ def fitted(rows: Sequence[Times]) -> Reached:
         | {row.convolution for row in rows if row.convolutions_s}
     )
     number = {place: i for i, place in enumerate(places)}
-    features = np.array([_features(place) for place in places])
+    of_places = np.array([features(place) for place in places])
     kinds = np.array([int(place.convolution) for place in places])
     terms = np.array([(r.products_s, r.convolutions_s, r.bytes_s, r.step_s) for r in rows])
     of_product = np.array([number.get(row.product, 0) for row in rows])
@@ -101,16 +103,16 @@ def fitted(rows: Sequence[Times]) -> Reached:
 
     def logs(x: Array) -> Array:
         line = x[:8].reshape(2, 4)
-        return np.asarray((features * line[kinds]).sum(axis=1) + x[8:])
+        return np.asarray((of_places * line[kinds]).sum(axis=1) + x[8:])
 
     def residuals(x: Array) -> Array:
         reached = np.exp(logs(x))
         device_s = terms[:, 0] / reached[of_product] + terms[:, 1] / reached[of_convolution]
         off = np.log((device_s + terms[:, 2]) / terms[:, 3]) / _SPREAD_OF_ROWS
         soft = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        of_line = ((x[:8].reshape(2, 4) - _START) / _SPREAD_OF_LINE).ravel()
+        of_line = ((x[:8].reshape(2, 4) - LINE) / _SPREAD_OF_LINE).ravel()
         return np.concatenate([soft, x[8:] / _SPREAD_OF_CHIPS, of_line])
 
-    start = np.concatenate([_START.ravel(), np.zeros(len(places))])
+    start = np.concatenate([LINE.ravel(), np.zeros(len(places))])
     found = least_squares(residuals, start, method="lm").x
     return Reached(found[:8].reshape(2, 4), dict(zip(places, logs(found), strict=True)))

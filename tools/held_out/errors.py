@@ -25,7 +25,14 @@ from held_out.efficiency import Place, Reached, Times, fitted
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
 
-__all__ = ["Constants", "Held", "constants", "held_out", "steps_of_place"]
+__all__ = [
+    "Constants",
+    "Held",
+    "constants",
+    "device_bound_rows",
+    "held_out",
+    "steps_of_place",
+]
 
 _WAITS = 0.5  # a host that needs more of its device's time has a part in a step
 DEVICE_BOUND, HOST_BOUND = "device-bound", "host-bound"
@@ -82,7 +89,7 @@ def _host_share(row: Row) -> float:
 
 @cache
 def _times(row: Row) -> Times:
-    """Device seconds at the peak rate, parted by three efficiencies."""
+    """Device seconds at the peak rate, parted by two efficiencies: linear between 0.4 and 0.8."""
     device = row.usual
 
     def at(products: float, convolutions: float) -> float:
@@ -93,9 +100,11 @@ def _times(row: Row) -> Times:
         }
         return row.device_s(device.model_copy(update=update))
 
-    both_s = at(1, 1)
-    products_s, convolutions_s = at(0.5, 1) - both_s, at(1, 0.5) - both_s
-    bytes_s = both_s - products_s - convolutions_s
+    both_s = at(0.8, 0.8)
+    products_s, convolutions_s = (
+        (s - both_s) / (1 / 0.4 - 1 / 0.8) for s in (at(0.4, 0.8), at(0.8, 0.4))
+    )
+    bytes_s = both_s - (products_s + convolutions_s) / 0.8
     step_s = row.step_s - row.other_s
     return Times(row.publisher, step_s, products_s, convolutions_s, bytes_s, *row.places)
 
@@ -196,13 +205,19 @@ def _operators_s(without: str | None) -> dict[str, float]:
 @cache
 def constants(without: str | None = None) -> Constants:
     """What all steps say, or those of all publishers but one."""
-    rows = [row for row in all_rows() if row.publisher != without and _host_share(row) < _WAITS]
+    rows = [row for row in device_bound_rows() if row.publisher != without]
     return Constants(fitted([_times(row) for row in rows]), _operators_s(without))
 
 
 @cache
+def device_bound_rows() -> tuple[Row, ...]:
+    """Those in which the host has no part."""
+    return tuple(row for row in all_rows() if _host_share(row) < _WAITS)
+
+
+@cache
 def _counts() -> Counter[Place]:
-    return Counter(row.mostly for row in all_rows() if _host_share(row) < _WAITS)
+    return Counter(row.mostly for row in device_bound_rows())
 
 
 def steps_of_place(place: Place) -> int:
@@ -256,11 +271,9 @@ def host_sigma() -> float:
 @cache
 def usual_efficiency_errors(efficiency: float = 0.45) -> tuple[float, ...]:
     """Of device-bound steps on a device of which nothing is known but its peaks."""
-    rows = [row for row in all_rows() if _host_share(row) < _WAITS]
-    times = [(_times(row), row) for row in rows]
     return tuple(
         ((t.products_s + t.convolutions_s) / efficiency + t.bytes_s) / t.step_s - 1
-        for t, _ in times
+        for t in map(_times, device_bound_rows())
     )
 
 

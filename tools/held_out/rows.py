@@ -30,6 +30,7 @@ from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import Work
 from ddpsim.workload.zoo.table import is_convolutional
 from held_out.efficiency import Place, chip_of
@@ -44,6 +45,7 @@ __all__ = [
     "StepRow",
     "all_rows",
     "generation",
+    "preset",
     "published_loops",
     "publisher",
 ]
@@ -162,6 +164,11 @@ class Row(ABC):
         So what steps set does not depend on what they set before.
         """
 
+    @property
+    @abstractmethod
+    def job(self) -> tuple[dict[str, Any], Workload]:
+        """Its model's table and its workload."""
+
     @abstractmethod
     def device_s(self, device: Device) -> float:
         """What the device needs for forward, backward and optimizer, as estimated."""
@@ -212,6 +219,10 @@ class StepRow(Row):
     def usual(self) -> Device:  # noqa: D102 -- as of any row
         return _before(job_of_step(self.step)[2], self.device)
 
+    @property
+    def job(self) -> tuple[dict[str, Any], Workload]:  # noqa: D102
+        return job_of_step(self.step)[:2]
+
     def device_s(self, device: Device) -> float:  # noqa: D102
         return estimated_s(self.step, lambda _: device)
 
@@ -229,6 +240,10 @@ class LoopRow(Row):
     @property
     def usual(self) -> Device:  # noqa: D102
         return _before(_scenario(self.loop).cluster.device, self.device)
+
+    @property
+    def job(self) -> tuple[dict[str, Any], Workload]:  # noqa: D102
+        return model_table(self.model), _scenario(self.loop).workload
 
     def device_s(self, device: Device) -> float:  # noqa: D102
         model = _job(self.loop, device).model
@@ -262,7 +277,11 @@ class RecordRow(Row):
 
     @property
     def usual(self) -> Device:  # noqa: D102
-        return _preset(self.device)
+        return preset(self.device)
+
+    @property
+    def job(self) -> tuple[dict[str, Any], Workload]:  # noqa: D102
+        return model_table(self.model), self.measured.workload
 
     def device_s(self, device: Device) -> float:  # noqa: D102
         return sum(on_device for on_device, _ in self.measured.device_and_host_s(device))
@@ -316,7 +335,8 @@ def _kind(model: str) -> tuple[str, str]:
 
 
 @cache
-def _preset(name: str) -> Device:
+def preset(name: str) -> Device:
+    """A preset before anything is known of what it reaches."""
     alone = {"nodes": 1, "gpus_per_node": 1, "device": name}
     return _before(load_cluster({"cluster": alone}).cluster.device, name)
 

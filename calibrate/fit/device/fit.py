@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.fit.device.closed_form import ClosedForm, Fractions
 from calibrate.fit.device.kernels import (
     bandwidth_bytes_per_s,
     launch_figures,
@@ -24,6 +23,7 @@ from calibrate.fit.device.kernels import (
     reached,
     reached_bandwidth,
 )
+from calibrate.fit.device.linearised import Fractions, Linearised
 from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
 from calibrate.records.device_record import DeviceRecord
 from ddpsim.provenance import Z_80
@@ -37,6 +37,7 @@ _LEAST, _MOST = 0.001, 1.0  # of a fraction
 _UNSURE = 0.3  # of the logarithm: how far layers' rates are from those of kernels (assumed)
 _UNSURE_FLOOR = 0.7  # of the shortest kernel's, likewise
 _OUTLIER = 0.1  # relative errors beyond count little
+_TURNS = 3  # of the search, each near what the one before has found
 _FROM_BOUND = 0.1  # of a logarithm: a search that begins at its bound goes nowhere
 _NOT_KNOWN = 0.30  # sigma where no half of the models can predict the other (as of other presets)
 _HOST_BOUND = 0.5  # a step takes the host's pace if kernels alone would take less of it
@@ -129,22 +130,25 @@ def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
         return start
     from scipy.optimize import least_squares  # noqa: PLC0415 -- most of a second to import
 
-    names, form = _Names.of(start, steps), ClosedForm.of(start, steps)
-    usual = Fractions.of(start)
+    names, usual = _Names.of(start, steps), Fractions.of(start)
     before = names.values(usual)
     measured = np.log([s for step in steps for s in step.parts_s[:2]])
-
-    def residuals(values: Floats) -> Floats:
-        far = (np.log(form.seconds(names.fractions(usual, values))) - measured) / _OUTLIER
-        robust = _OUTLIER * np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
-        return np.concatenate([robust, _OUTLIER * (values - before) / names.unsure])
-
     low, high = names.bounds(before)
-    begin = np.minimum(before, high - _FROM_BOUND)
-    found = least_squares(
-        residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
-    )
-    return names.fractions(usual, found.x).on(start)
+    found, device = np.minimum(before, high - _FROM_BOUND), start
+    for _ in range(_TURNS):
+        form = Linearised.of(device, steps)
+
+        def residuals(values: Floats, form: Linearised = form) -> Floats:
+            far = (np.log(form.seconds(names.fractions(usual, values))) - measured) / _OUTLIER
+            robust = _OUTLIER * np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
+            return np.concatenate([robust, _OUTLIER * (values - before) / names.unsure])
+
+        begin = np.clip(found, low + _FROM_BOUND, high - _FROM_BOUND)
+        found = least_squares(
+            residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
+        ).x
+        device = names.fractions(usual, found).on(start)
+    return device
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from outcome import Outcome
 
 pytest.importorskip("scipy", reason="fitting needs scipy")
 
-from calibrate.fit.device.closed_form import ClosedForm, Fractions
 from calibrate.fit.device.fit import errors_of_halves, fit_device
+from calibrate.fit.device.linearised import Fractions, Linearised
 from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
 from calibrate.records.device_record import (
     Case,
@@ -121,17 +121,22 @@ def test_figures_that_made_a_record_are_found_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
-def test_the_closed_form_is_the_estimate_whatever_is_reached(kind: str) -> None:
-    """Shortest kernels that some rows take, none takes, and all take."""
-    device = GPU.model_copy(update={"kind": kind})
+def test_the_linearised_form_is_the_estimate_near_a_device(kind: str) -> None:
+    """Shortest kernels that some rows take, and none takes."""
     steps = [step for step in measured_steps(made_record(GPU)) if step.model != "bert-large"]
     steps = [MeasuredStep(step.measurement, on_gpu=kind == "gpu") for step in steps]
-    form = ClosedForm.of(device, steps)
-    for memory, floor_s in ((0.7, 30e-6), (0.2, 0.0), (1.0, 1.0)):
-        reached = Fractions({"fp32": 0.9, "bf16": 0.3}, {"fp32": 0.1, "bf16": 0.6}, memory, floor_s)
-        there = reached.on(device)
-        estimated = [seconds for step in steps for seconds in step.predicted_s(there)[:2]]
-        assert form.seconds(reached) == pytest.approx(estimated, rel=1e-9)
+    for floor_s in (30e-6, 0.0):
+        device = GPU.model_copy(update={"kind": kind, "kernel_floor_s": floor_s})
+        form, there = Linearised.of(device, steps), Fractions.of(device)
+        near = there._replace(
+            matmul={rate: 1.1 * each for rate, each in there.matmul.items()},
+            memory=there.memory / 1.1,
+            kernel_floor_s=0.95 * floor_s,
+        )
+        for reached, off in ((there, 1e-9), (near, 0.02)):
+            on = reached.on(device)
+            estimated = [seconds for step in steps for seconds in step.predicted_s(on)[:2]]
+            assert form.seconds(reached) == pytest.approx(estimated, rel=off)
 
 
 def test_half_of_the_models_predict_the_others_on_a_real_core(core: DeviceRecord) -> None:
