@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
 
 __all__ = ["captured_text", "copy_preset", "preset_files", "preset_text", "presets"]
