@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.capture.shapes import META, building
+from calibrate.capture.shapes import META, building, tensors
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Made
 
-__all__ = ["image_source", "imported", "token_source", "versions"]
+__all__ = ["image_source", "imported", "mean_of", "token_source", "versions"]
 
 
 def imported(library: str) -> Any:
@@ -81,6 +81,12 @@ def _logits(said: Any) -> Tensor:
     while not isinstance(said, Tensor):
         said = next(iter(said.values() if isinstance(said, dict) else said))
     return said
+
+
+def mean_of(said: Any) -> Tensor:
+    """A loss of a model that states none: the mean of all floating tensors that it returns."""
+    means = [one.mean() for one in tensors(said) if one.is_floating_point()]
+    return torch.stack(means).sum()
 
 
 def token_source(

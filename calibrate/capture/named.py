@@ -9,9 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from calibrate.capture.libraries import image_source, imported, token_source, versions
-from calibrate.capture.sources import Sizes, Source, function_source
+from calibrate.capture.libraries import image_source, imported, mean_of, token_source, versions
+from calibrate.capture.shapes import building, without_memory
+from calibrate.capture.sources import Sizes, Source, batch_of, function_source, of_batch
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.reference import find_function
+from calibrate.measure.model.training import Made
 from calibrate.measure.model.user_code import said_of, users_own_errors
 from ddpsim.errors import shown
 
@@ -98,18 +101,42 @@ def _config(library: Any, name: str) -> Any:
 
 
 def _architecture(library: Any, config: Any) -> Any:
-    """The class that the configuration names, or the one for causal language modelling."""
+    """The class that the configuration names, or the one for the language modelling that it does."""
     for name in config.architectures or ():
         if hasattr(library, name):
             return getattr(library, name)
-    mapping = library.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) in mapping:
-        return mapping[type(config)]
+    for kind in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM"):
+        mapping = getattr(library, f"MODEL_FOR_{kind}_MAPPING")
+        if type(config) in mapping:
+            return mapping[type(config)]
     raise MeasureError(f"{type(config).__name__} names no architecture: add architectures to it")
+
+
+def _lightning(name: str, size: int | None) -> Source:
+    """A LightningModule: the forward of its example inputs, and the mean of what it returns."""
+    if size is not None:
+        raise MeasureError("lightning:MODULE:CLASS takes no size: its example_input_array has one")
+    kind = find_function(name)
+    with users_own_errors(f"lightning:{name}"), building():
+        model = kind().train()
+    example = getattr(model, "example_input_array", None)
+    if example is None:
+        raise MeasureError(
+            f"{name} has no example_input_array: set it in __init__, or write a function and "
+            "capture MODULE:FUNCTION"
+        )
+    shapes = without_memory(example)
+
+    def make(batch: int, _: int | None) -> Made:
+        return Made(model, of_batch(shapes, batch), mean_of)
+
+    told = f"forward of {name}, the mean of its output as loss"
+    return Source(name.rpartition(":")[2], name, "own", told, make, batch_of(shapes))
 
 
 _SHORT: dict[str, Callable[[str, int | None], Source]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,
+    "lightning": _lightning,
 }

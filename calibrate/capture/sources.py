@@ -17,7 +17,7 @@ from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.training import Made, checked
 from calibrate.measure.model.user_code import users_own_errors
 
-__all__ = ["Sizes", "Source", "function_source"]
+__all__ = ["Sizes", "Source", "batch_of", "function_source", "of_batch"]
 
 SizeKey = Literal["seq_len", "image_size"]
 _STRIDE = 32  # of most convolutional networks as a whole: images of other sizes are padded
@@ -110,11 +110,11 @@ def function_source(reference: str, batch: int | None, size: int | None) -> Sour
             made = checked(reference, function(**options))
         drop_memory(made.model)
         inputs = without_memory(made.inputs)
-        return made._replace(inputs=inputs if takes_batch else _of_batch(inputs, batch))
+        return made._replace(inputs=inputs if takes_batch else of_batch(inputs, batch))
 
     if not takes_batch and batch is None:
         with users_own_errors(reference), building():
-            usual = _batch_of(checked(reference, function()).inputs)
+            usual = batch_of(checked(reference, function()).inputs)
     sizes = tuple(Sizes.around(key, default)) if key and default else ()  # type: ignore[arg-type]
     name = reference.rpartition(":")[2]
     return Source(name, reference, "own", reference, make, usual, default, sizes)
@@ -130,7 +130,7 @@ def _default(reference: str, parameter: inspect.Parameter, given: int | None) ->
     return value
 
 
-def _batch_of(inputs: Any) -> int:
+def batch_of(inputs: Any) -> int:
     """The first extent that all inputs have."""
     extents = {tensor.shape[0] for tensor in tensors(inputs) if tensor.dim()}
     if len(extents) != 1:
@@ -141,7 +141,7 @@ def _batch_of(inputs: Any) -> int:
     return int(extents.pop())
 
 
-def _of_batch(inputs: Any, batch: int) -> Any:
+def of_batch(inputs: Any, batch: int) -> Any:
     """Inputs with another first extent."""
 
     def resized(tensor: Tensor) -> Tensor:

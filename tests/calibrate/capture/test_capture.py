@@ -1,0 +1,236 @@
+"""A captured model's file: what stays free, what is refused, and that a scenario takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="a capture runs torch")
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.capture.capture import capture
+from calibrate.capture.document import render
+from calibrate.capture.polynomials import Inexact, fit, value_at
+from calibrate.capture.record import record
+from calibrate.capture.sources import Source, function_source
+from calibrate.cli import app
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.reference import find_function
+from ddpsim import load_scenario, simulate
+from ddpsim.errors import ScenarioError
+from ddpsim.scenario.catalog import model_table
+from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.workload.zoo.step import step_of
+
+CODE = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(x.shape[1]):
+            x = self.linear(x)
+        return x
+
+def mean(y):
+    return y.float().mean()
+
+def sized(batch: int = 4, seq_len: int = 32):
+    model = nn.Sequential(
+        nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+    )
+    return model, torch.randint(0, 50, (batch, seq_len)), mean
+
+def by_length(batch: int = 4, seq_len: int = 16):
+    return Odd(), torch.randn(batch, seq_len, 4), mean
+
+def by_inputs():
+    return nn.Linear(4, 4), torch.randn(3, 4), mean
+
+def one_batch():
+    wanted = torch.randn(3, 4)
+    return nn.Linear(4, 4), torch.randn(3, 4), lambda y: nn.functional.mse_loss(y, wanted)
+
+def looks(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: y.sum() if y.mean() > 0 else y.mean()
+
+def picks(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: y[y > 0].sum()
+
+def autocast(batch: int = 4):
+    class Inside(nn.Linear):
+        def forward(self, x):
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return super().forward(x)
+    return Inside(4, 4), torch.randn(batch, 4), mean
+
+def compiled(batch: int = 4):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return torch.compile(model, backend="eager"), torch.randn(batch, 4), mean
+
+def sparse(batch: int = 4):
+    return nn.Embedding(50, 16, sparse=True), torch.randint(0, 50, (batch, 3)), mean
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Source]:
+    (tmp_path / "own_code.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of(name: str, batch: int | None = None, size: int | None = None) -> Source:
+        return function_source(f"own_code:{name}", batch, size)
+
+    return of
+
+
+def test_the_batch_and_the_size_stay_free(source: Callable[..., Source]) -> None:
+    """At a batch and a size that were not recorded the step is the recorded one."""
+    document = capture(source("sized"))
+    assert document["batch"] is None
+    assert document["size"] | {"min": 8, "max": 32, "multiple_of": 1} == document["size"]
+    made = source("sized").make(7, 19)
+    for name, precision in (("fp32", "fp32"), ("amp", "amp-bf16")):
+        told = step_of(document, precision, 7, 19)  # type: ignore[arg-type]
+        real = record(made.model, made.forward, name)  # type: ignore[arg-type]
+        assert [list(row) for row in told.rows] == [*real.forward, *real.backward]
+        assert [told.saved_bytes] == real.saved_bytes
+        assert list(told.others_bytes) == real.others_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "size"),
+    [
+        ("by_length", None, {"default": 16, "min": 16, "max": 16}),
+        ("by_inputs", None, None),
+        ("one_batch", 3, None),
+    ],
+)
+def test_what_a_model_does_not_allow_is_fixed(
+    source: Callable[..., Source], name: str, batch: int | None, size: dict[str, int] | None
+) -> None:
+    document = capture(source(name))
+    assert document["batch"] == (batch and document["batch"] | {"only": batch})
+    assert document["size"] == (size and document["size"] | size)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("looks", r"\(own_code.py, line \d+\): .*after module '': .*looks at a tensor's value"),
+        ("picks", r"\(own_code.py, line \d+\): .*gives a shape that depends on values"),
+        ("missing", "has no function 'missing'"),
+    ],
+)
+def test_what_needs_values_is_told_with_its_place(
+    source: Callable[..., Source], name: str, said: str
+) -> None:
+    with pytest.raises(MeasureError, match=said):
+        capture(source(name))
+
+
+def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
+    """Autocast of the tensors' device is CUDA's; torch.compile and sparse gradients do no harm."""
+    kinds = {one[0] for one in capture(source("autocast"))["operators"]}
+    assert "copy" in kinds
+    assert capture(source("compiled"))["forward_modules"] == ["_orig_mod.0"]
+    assert capture(source("sparse"))["parameters"]["sparse"] == [0]
+
+
+def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    app(["capture", "own_code:sized", "-o", str(path)], standalone_mode=False)
+    scenario: dict[str, Any] = {
+        "schema": "ddpsim/1",
+        "workload": {"model": str(path), "batch_per_rank": 6, "seq_len": 20},
+        "cluster": {"nodes": 1, "gpus_per_node": 4, "device": "a100"},
+    }
+    assert simulate(load_scenario(scenario)).iteration_time_s.mean > 0
+    scenario["workload"]["seq_len"] = 64
+    with pytest.raises(ScenarioError, match="64 is not possible here; wanted from 8 to 32"):
+        simulate(load_scenario(scenario))
+    document = json.loads(path.read_text("utf-8"))
+    document["batch"] = {"only": 4, "because": "so it is"}
+    path.write_text(render(document), encoding="utf-8")
+    scenario["workload"]["seq_len"] = 20
+    with pytest.raises(ScenarioError, match=r"at a batch of 4 alone \(so it is\)"):
+        simulate(load_scenario(scenario))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "ddpsim.model/1"}, "its schema is 'ddpsim.model/1'; make it anew"),
+        ({"schema": "ddpsim.model-profile/1"}, "use it as workload.profile"),
+        ({"rows": [[10**9]]}, "rows: 1000000000 is no place among"),
+        ({"ready_order": [0, 0]}, "a parameter is ready twice"),
+        ({"polynomials": [[1e300]]}, "polynomials.0.0"),
+        ({"operators": [["product", 1]]}, "wanted a kind and 10 places"),
+        ({"steps": {}}, "steps: "),
+        ({"input_bytes": -1}, "input_bytes: "),
+        ({"unknown": 1}, "unknown: "),
+        (None, "is no JSON"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_in_one_line(
+    change: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.json"
+    text = json.dumps(model_table("vgg16"))
+    changed = text[: len(text) // 2] if change is None else json.dumps(json.loads(text) | change)
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'model\.json' is no") as raised:
+        read_captured("model.json", path)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_gradients_fill_the_buckets_of_real_ddp(source: Callable[..., Source]) -> None:
+    """DDP of one gloo process reduces them in the captured order, once it has seen a backward."""
+    document = capture(source("sized"))
+    model, inputs, loss = find_function("own_code:sized")()
+    reduced: list[tuple[int, ...]] = []
+
+    def hook(_: object, bucket: Any) -> Any:
+        reduced.extend(tuple(one.shape) for one in bucket.gradients())
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    hook.__annotations__.clear()  # DDP reads them, and they are text here
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-3)
+        wrapped.register_comm_hook(None, hook)
+        for _ in range(2):
+            reduced.clear()
+            loss(wrapped(inputs)).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    shapes = document["parameters"]["shape"]
+    assert reduced == [tuple(shapes[place]) for place in document["ready_order"]]
+
+
+def test_polynomials_are_exact_or_none() -> None:
+    points = [(b, x) for b in (2, 3) for x in (8, 61, 512)] + [(5, 200)]
+
+    def figure(b: int, x: int) -> int:
+        return 3 + 2 * x + b * (5 + x // 1 + 7 * x * x)
+
+    found = fit(points, [figure(*point) for point in points])
+    assert value_at(found, (11, 999)) == figure(11, 999)
+    with pytest.raises(Inexact):
+        fit(points, [b * b * x for b, x in points])
