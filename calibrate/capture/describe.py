@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -101,7 +102,6 @@ _KIND: dict[str, Kind] = {
         "sum mean amax amin max min any all argmax argmin var var_mean std std_mean norm prod "
         "linalg_vector_norm logsumexp nll_loss_forward nll_loss2d_forward mv dot count_nonzero",
     ),
-    **_kinds("product", "_grouped_mm _scaled_grouped_mm"),
 }
 _POINTWISE_NAMES = names_of(
     "native_dropout native_dropout_backward bernoulli_ bernoulli fill_ zero_ zeros zeros_like "
@@ -131,7 +131,12 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     read_bytes, written_bytes = _read_bytes(name, args, kwargs, out), _bytes(written)
     if (described := _MULTIPLYING.get(name)) is not None:
         dimensions = described(name, args, out)
-        flops = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+        counted = flop_registry.get(func.overloadpacket)  # it knows no products of groups
+        flops = (
+            int(counted(*args, **kwargs, out_val=out))
+            if counted
+            else int(2 * dimensions.count * dimensions.m * dimensions.n * dimensions.k)
+        )
         return [
             dimensions._replace(flops=flops, bytes_read=read_bytes, bytes_written=written_bytes)
         ]
@@ -159,6 +164,19 @@ def _product(name: str, args: Sequence[Any], _: Any) -> Operator:
     count = left.shape[0] if left.dim() == 3 else 1
     m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     return Operator("product", count, m, n, k, item_bytes=left.element_size())
+
+
+def _grouped_product(_: str, args: Sequence[Any], out: Tensor) -> Operator:
+    """A product of groups, whose rows or sums are shared out: in equal parts, as nobody knows."""
+    left, right = args[:2]
+    groups = next((one.shape[0] for one in (right, left, out) if one.dim() == 3), 1)
+    m, k = Fraction(left.shape[-2]), Fraction(left.shape[-1])
+    if left.dim() == 2 and right.dim() == 3:
+        m /= groups
+    elif left.dim() == 2:
+        k /= groups
+    shape: Any = (groups, m, right.shape[-1], k)
+    return Operator("product", *shape, item_bytes=left.element_size())
 
 
 def _convolution(_: str, args: Sequence[Any], out: Tensor) -> Operator:
@@ -261,6 +279,7 @@ def _attended(kind: Kind, query: Tensor, key: Tensor) -> Operator:
 _ATTENTIONS = ("flash", "efficient", "cudnn")
 _MULTIPLYING: dict[str, Callable[[str, Sequence[Any], Any], Operator]] = {
     **dict.fromkeys(_MULTIPLIED, _product),
+    "_grouped_mm": _grouped_product,
     "convolution": _convolution,
     **{f"_scaled_dot_product_{one}_attention": _attention for one in _ATTENTIONS},
     **{f"_scaled_dot_product_{one}_attention_backward": _attention_backward for one in _ATTENTIONS},

@@ -46,7 +46,7 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial:
         per_sample = Fraction(0)
         if others:
             high, second = others[0]
-            per_sample = Fraction(second - first, high - low)
+            per_sample = Fraction(second - first) / (high - low)
         fixed.append((x, first - low * per_sample))
         slope.append((x, per_sample))
     coefficients = [*_through(tuple(fixed)), *_through(tuple(slope))]

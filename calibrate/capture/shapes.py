@@ -109,6 +109,8 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator on shapes; raises NoValuesError where it needs more."""
+    if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001 - it has no public name
+        return _grouped_product(*args, **kwargs)
     try:
         return func(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
@@ -125,6 +127,17 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             f"{name} {what}: a capture has shapes alone; keep it out of the step, or profile the "
             "model on its device"
         ) from None
+
+
+def _grouped_product(
+    left: Tensor, right: Tensor, ends: Tensor | None = None, *_: Any, out_dtype: Any = None
+) -> Tensor:
+    """A product of groups; torch's own shape function takes bfloat16 alone, its kernel more."""
+    shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
+    if left.dim() == right.dim():
+        groups = left.shape[0] if left.dim() == 3 or ends is None else ends.shape[0]
+        shape = (groups, *shape)
+    return torch.empty(shape, dtype=out_dtype or left.dtype, device=META)
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ class Operator(NamedTuple):
     `kernel`: elements of the convolution's window; `stride`: its largest. `flops`: 2 for each
     multiply-add. Bytes are those of distinct memory at its own dtype: a broadcast operand counts
     once. `item_bytes`: of an element that is multiplied, or of the largest tensor. A recording has
-    whole numbers; a capture read at some batch and size may round them.
+    exact numbers; a capture read at some batch and size may round them.
     """
 
     kind: Kind
