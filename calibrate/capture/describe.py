@@ -175,8 +175,8 @@ def _grouped_product(_: str, args: Sequence[Any], out: Tensor) -> Operator:
         m /= groups
     elif left.dim() == 2:
         k /= groups
-    shape: Any = (groups, m, right.shape[-1], k)
-    return Operator("product", *shape, item_bytes=left.element_size())
+    exact: Any = (m, right.shape[-1], k)
+    return Operator("product", groups, *exact)._replace(item_bytes=left.element_size())
 
 
 def _convolution(_: str, args: Sequence[Any], out: Tensor) -> Operator:

@@ -101,7 +101,7 @@ def _config(library: Any, name: str) -> Any:
 
 
 def _architecture(library: Any, config: Any) -> Any:
-    """The class that the configuration names, or the one for the language modelling that it does."""
+    """The class that the configuration names, or the one for its language modelling."""
     for name in config.architectures or ():
         if hasattr(library, name):
             return getattr(library, name)
