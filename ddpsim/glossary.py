@@ -331,6 +331,7 @@ _ALIASES = {
     "pauses": "pause",
     "evaluation": "pause",
     "checkpoint_write": "pause",
+    **dict.fromkeys(("failures", "goodput", "mtbf", "spares", "spot", "restart"), "reliability"),
     "input_copy": "input copy",
     "mixed_precision": "mixed precision",
     **dict.fromkeys(

@@ -76,6 +76,11 @@ Masters are float32 copies of such parameters, which the optimizer updates.""",
 Hooks of torch that send gradients in 8 bits (ddp.comm_hook: quantization_pertensor or
 _perchannel). They gather, so that bytes grow with the ranks: more than an all-reduce from 8
 ranks on. docs/explanation/gathering-hooks.md.""",
+    "reliability": """\
+What interrupts a training of days (reliability): failures by their mean time between (mtbf),
+detection, spare nodes, restarts, maintenance, spot notices. `plan` then gives the calendar time
+with p10 and p90, and the goodput: the share of the time that is steps of use.
+docs/explanation/reliability.md.""",
     "reshard": """\
 Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_forward). true:
 the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks

@@ -19,6 +19,7 @@ __all__ = ["Draws", "Runs", "simulate_runs"]
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 _OF_ALL_RUNS = ("ended_s", "ended_interruptions", "back_s")
+_MOST_EVENTS = 20_000  # of a run; what is left then takes as long as what was done
 _BLOCK = 64  # events of each run that are drawn at once
 
 
@@ -144,6 +145,9 @@ class _State:
             struck |= hit & ~ended
             self.gap_s -= until_s
             self._planned(running & ~ended & ~struck, due, found, back)
+        if (tired := ~ended & (self.event > _MOST_EVENTS)).any():
+            self._extrapolate(np.flatnonzero(tired))
+            ended, struck = ended | tired, struck & ~tired
         if struck.any():
             self._strike(np.flatnonzero(struck))
         if ended.any():
@@ -271,6 +275,15 @@ class _State:
         self.due_s[for_maintenance] += self.of.maintenance_every_s[for_maintenance]
         self._wait_for(np.flatnonzero(found), notices=False)
         self._begin(rows)
+
+    def _extrapolate(self, rows: NDArray[np.int64]) -> None:
+        """The whole of runs that are stopped so often that few events more or less do not count."""
+        work_s = self.of.work_s[rows]
+        scale = work_s / np.maximum(self.at_s[rows], 1e-6 * work_s)
+        self.time_s[rows] *= scale
+        self.interruptions[rows] = self.interruptions[rows] * scale
+        for cause in CAUSES[2:]:
+            self.sums[cause][self.ids[rows]] *= scale
 
     def _end(self, ended: _Mask) -> None:
         """Note what has ended, and go on with the others."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_of_days import simulate_run
 
+from ddpsim.reliability import many_runs
 from ddpsim.reliability.many_runs import Draws, simulate_runs
 from ddpsim.reliability.operation import CAUSES, Operation
 
@@ -92,3 +93,13 @@ def test_spares_and_elastic_restarts_spare_the_wait_for_repairs() -> None:
     waits = runs.spent_s["waiting_for_nodes"].reshape(4, 40).sum(axis=1)
     assert waits[3] == 0.0
     assert runs.spent_s["slow_steps"].reshape(4, 40).sum(axis=1)[[0, 2, 3]].tolist() == [0.0] * 3
+
+
+def test_a_run_of_very_many_failures_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Operation(work_s=9e4, segment_s=60.0, checkpoint_s=1.0, crash_per_s=1 / 90, init_s=5.0)
+    whole = simulate_runs([run] * 9, Draws(3, 9))
+    monkeypatch.setattr(many_runs, "_MOST_EVENTS", 500)
+    begun = simulate_runs([run] * 9, Draws(3, 9))
+    assert np.mean(begun.time_s) == pytest.approx(np.mean(whole.time_s), rel=0.05)
+    for runs in (whole, begun):
+        assert sum(runs.spent_s.values()) == pytest.approx(runs.time_s, rel=1e-3)
