@@ -161,7 +161,7 @@ def plan(
         ),
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option(help="CSV of list prices in place of the package's own.")
+        Path | None, typer.Option(help="CSV of list prices, newer than the package's own.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
@@ -288,7 +288,7 @@ def _failures(mtbf: str | None, spares: str | None) -> list[str]:
 
 def _listed(price: str | None, prices: Path | None, scenario: Scenario) -> Money | None:
     """The list price of the scenario's machine, where that is asked for; says its source."""
-    from ddpsim.importers.prices import TERMS, listed_price, read_prices
+    from ddpsim.importers.prices import TERMS, listed_price, merged, read_prices
     from ddpsim.result.capacity import Money
 
     if price not in TERMS:
@@ -298,29 +298,8 @@ def _listed(price: str | None, prices: Path | None, scenario: Scenario) -> Money
         return None
     machine = scenario.cluster.machine.name if scenario.cluster.machine else None
     with input_errors("--price"):
-        row = listed_price(read_prices(prices), machine, price)
+        rows = merged(read_prices(), read_prices(prices) if prices else ())
+        row = listed_price(rows, machine, price)
     told = f"{price} price of {row.machine} at {row.provider}, {row.region}, on {row.date}"
     print(f"{told}: {row.source}", file=sys.stderr)
     return Money(row.gpu_hour(price) or 0.0, row.currency)
-
-
-@app.command("prices", rich_help_panel="Plan")
-def list_prices(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="CSVs with newer rows, or of other machines.", show_default=False),
-    ] = None,
-) -> None:
-    """Print the list prices of machines as CSV, with their sources.
-
-    \b
-    ddpsim prices
-    ddpsim prices newer.csv > prices.csv
-    Rows of FILES take the place of older ones. No network is asked.
-    """
-    from ddpsim.importers.prices import merged, read_prices, written
-
-    rows = read_prices()
-    for file in files or ():
-        rows = merged(rows, read_prices(file))
-    print(written(rows), end="")

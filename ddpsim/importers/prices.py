@@ -1,8 +1,12 @@
-"""List prices of machines: the table of the package, or a CSV with the same columns."""
+"""List prices of machines: the table of the package, and a CSV with newer rows.
+
+`python -m ddpsim.importers.prices NEWER.csv` prints the two as one table.
+"""
 
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from datetime import date
@@ -114,3 +118,7 @@ def listed_price(rows: Iterable[ListPrice], machine: str | None, term: Term) -> 
             f"--prices. Known: {', '.join(known) or 'none'}",
         )
     return max(found, key=lambda row: row.date)
+
+
+if __name__ == "__main__":
+    print(written(merged(read_prices(), read_prices(Path(sys.argv[1])))), end="")

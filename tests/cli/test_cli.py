@@ -98,7 +98,9 @@ def test_schema(cli: Cli) -> None:
     schema = _finite(cli("schema").out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$id"] == "urn:ddpsim:scenario:1"
-    assert set(schema["properties"]) == {"schema", "name", "workload", "ddp", "cluster", "run"}
+    assert set(schema["properties"]) == {
+        *("schema", "name", "workload", "ddp", "cluster", "run", "reliability")
+    }
     assert set(schema["required"]) == {"schema", "workload", "cluster"}
     assert schema["additionalProperties"] is False
     for name, model in schema["$defs"].items():

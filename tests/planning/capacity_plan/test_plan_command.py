@@ -12,6 +12,8 @@ from outcome import Outcome
 from plan_scenarios import IMAGENET, plan_of_imagenet
 from pydantic import TypeAdapter
 
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.prices import merged, read_prices, written
 from ddpsim.report.capacity.page import plan_page
 from ddpsim.result.capacity import CapacityPlan
 
@@ -126,12 +128,12 @@ def test_prices_are_merged_with_newer_rows(cli: Cli, tmp_path: Path) -> None:
     newer = tmp_path / "newer.csv"
     row = "p5.48xlarge,AWS,us-east-1,8,{},,30,USD,{},a price list\n"
     newer.write_text(header + row.format(50, "2027-01-01") + row.format(9, "2020-01-01"), "utf-8")
-    known = cli("prices").out.splitlines()
-    assert len(known) == len(cli("prices", str(newer)).out.splitlines()) > 10
-    merged = tmp_path / "prices.csv"
-    merged.write_text(cli("prices", str(newer)).out, "utf-8")
+    known = merged(read_prices(), read_prices(newer))
+    assert len(known) == len(read_prices()) > 10
+    assert (tmp_path / "merged.csv").write_text(written(known), "utf-8")
+    assert read_prices(tmp_path / "merged.csv") == known
     file = str(SCENARIOS / "training-loop.yaml")
-    options = ("--set", "cluster.machine=p5", "--prices", str(merged), "--price", "one-year")
+    options = ("--set", "cluster.machine=p5", "--prices", str(newer), "--price", "one-year")
     done = cli("plan", file, "--target", "1M samples", "--max-gpus", "8", *options, "--json")
     assert json.loads(done.out)["price"] == {"amount": 30 / 8, "currency": "USD"}
     assert done.err == (
@@ -144,7 +146,9 @@ def test_prices_are_merged_with_newer_rows(cli: Cli, tmp_path: Path) -> None:
         (row.format(1, "2027-01-01").replace("p5.", "p9."), "newer.csv:2: unknown machine 'p9.48x"),
     ):
         newer.write_text(header + bad, "utf-8")
-        assert says in cli("prices", str(newer)).err
+        with pytest.raises(ImportFailedError) as told:
+            read_prices(newer)
+        assert says in str(told.value)
 
 
 def test_the_page_has_charts_and_the_text(imagenet: CapacityPlan, cli: Cli, tmp_path: Path) -> None:
