@@ -40,8 +40,9 @@ def imagenet() -> CapacityPlan:
             "resnet50-2x8-25gbit --set name=failures",
             (
                 *("--target", "9k epochs of 1.28M samples in 30 days with 90 % certainty"),
-                *("--mtbf", "900 h", "--spares", "auto", "--max-gpus", "16", "--set"),
-                "workload.checkpoint_write={every: auto, bandwidth: 1 GB/s}",
+                *("--mtbf", "900 h", "--spares", "auto", "--max-gpus", "16"),
+                *("--set", "workload.checkpoint_write={every: auto, bandwidth: 1 GB/s}"),
+                *("--set", "workload.step_time=40 ms"),
                 *("--price", "2.50 USD", "--pue", "1.2", "--carbon", "380"),
             ),
         ),
