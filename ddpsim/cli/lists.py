@@ -13,11 +13,13 @@ from ddpsim.cli.typer_app import app
 __all__: list[str] = []
 
 Table = Mapping[str, Any]
-_KINDS = ("models", "devices", "machines")
+_KINDS = ("models", "devices", "machines", "failures", "prices")
 _HEADS = {
     "models": ("model", "parameters", "family", "input"),
     "devices": ("device", "memory", "bandwidth", "fp32", "bf16", "is"),
     "machines": ("machine", "GPUs of a node", "NICs of a node", "is"),
+    "failures": ("failures", "mean time between", "is"),
+    "prices": ("machine", "of", "on-demand", "spot", "one-year", "read on", "in"),
 }
 
 
@@ -34,12 +36,13 @@ def list_names(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """List models, devices and machines to name.
+    """List models, devices, machines and others to name.
 
     \b
     ddpsim list models llama
     ddpsim list devices h100
     ddpsim list machines h100 efa
+    ddpsim list prices a100
     """
     from ddpsim.scenario.suggest import did_you_mean
 
@@ -72,6 +75,13 @@ def _rows(kind: str) -> Iterator[tuple[list[str], tuple[str, ...]]]:
     """All other spellings of each name, and its row."""
     from ddpsim.scenario import catalog
 
+    if kind == "prices":
+        yield from _prices()
+        return
+    if kind == "failures":
+        for name in catalog.failure_names():
+            yield [], (name, *_failures(catalog.failures_of(name)))
+        return
     columns: dict[str, tuple[Callable[[str], Table], Callable[[Table], tuple[str, ...]]]] = {
         "models": (catalog.model_table, _model),
         "devices": (catalog.device_table, _device),
@@ -112,3 +122,21 @@ def _machine(table: Table) -> tuple[str, ...]:
     rate = f"{8 * link['bandwidth_bytes_per_s'] / 1e9:.4g} Gbit/s"
     nics = f"{link.get('nics_per_node', 1)} x {rate} {link['transport']}"
     return f"{table['gpus_per_node']} x {table['device']}", nics, table["title"]
+
+
+def _failures(table: Table) -> tuple[str, ...]:
+    from ddpsim.units import format_number
+
+    unit = "gpu" if "gpu_mtbf_s" in table else "node"
+    hours = format_number(table[f"{unit}_mtbf_s"] / 3600)
+    return f"{hours} h a {'GPU' if unit == 'gpu' else unit}", table["title"]
+
+
+def _prices() -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    from ddpsim.importers.prices import TERMS, read_prices
+
+    for row in read_prices():
+        each = (row.gpu_hour(term) for term in TERMS)
+        prices = ("-" if price is None else f"{price:.2f}" for price in each)
+        unit = f"{row.currency} a GPU-hour, {row.region}"
+        yield [row.source], (row.machine, row.provider, *prices, row.date, unit)

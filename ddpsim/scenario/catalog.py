@@ -20,6 +20,7 @@ __all__ = [
     "board_watts",
     "device_names",
     "device_table",
+    "failure_names",
     "failures_of",
     "machine_names",
     "machine_table",
@@ -204,6 +205,11 @@ def board_watts(device: str) -> float | None:
     """A device's board power by its data sheet (schema `ddpsim.power/1`); None where not known."""
     watts: dict[str, Any] = _table("power")
     return watts.get(device)
+
+
+def failure_names() -> tuple[str, ...]:
+    """Every preset of failures, in the order of the file."""
+    return tuple(_table("failures"))
 
 
 def failures_of(name: str | None) -> dict[str, Any]:

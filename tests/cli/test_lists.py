@@ -23,6 +23,13 @@ def test_every_name_is_listed(cli: Cli, kind: str) -> None:
     assert json.loads(cli("list", f"{kind}s", "--json").out)[0][kind] == rows[1].split()[0]
 
 
+def test_failures_and_prices_are_listed(cli: Cli) -> None:
+    failures = cli("list", "failures").out.splitlines()
+    assert [row.split()[0] for row in failures] == ["failures", *catalog.failure_names()]
+    (p5,) = (row.split() for row in cli("list", "prices", "p5.48x").out.splitlines()[1:])
+    assert p5[:6] == ["p5.48xlarge", "AWS", "6.88", "2.96", "-", "2026-09-05"]
+
+
 def test_words_filter_a_list(cli: Cli) -> None:
     """By any cell, and by the other spellings of a name."""
     found = cli("list", "machines", "H100", "efa").out.splitlines()[1:]
