@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from ddpsim.provenance import Z_80
 from ddpsim.reliability.closed_form import best_interval_s
@@ -20,8 +20,8 @@ from ddpsim.reliability.operation import Operation
 from ddpsim.scenario.catalog import failures_of
 from ddpsim.units import format_number
 
-__all__ = ["CLUSTERS", "FailureRow", "RunRow", "failure_rows", "failures_table", "run_rows"]
-__all__ += ["runs_table", "sigma_of_another", "usual_gpu_hours"]
+__all__ = ["CLUSTERS", "FailureRow", "RunRow", "failure_rows", "failures_summary"]
+__all__ += ["failures_table", "run_rows", "runs_table", "sigma_of_another", "usual_gpu_hours"]
 
 _DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "published-runs.csv"
 _HOUR, _DAY = 3600.0, 86400.0
@@ -198,6 +198,17 @@ def failures_table() -> str:
             f"| {format_number(row.measured)} | {error:+.0%} | {'yes' if row.holds else 'no'} |"
         )
     return "\n".join(lines)
+
+
+def failures_summary() -> str:
+    """Median error and coverage of the table."""
+    rows = failure_rows()
+    errors = [row.predicted / row.measured - 1 for row in rows]
+    held = sum(row.holds for row in rows)
+    return (
+        f"Median error {median(map(abs, errors)):.0%}; the 80 % interval holds in {held} of "
+        f"{len(rows)} cases."
+    )
 
 
 def runs_table() -> str:

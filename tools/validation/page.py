@@ -83,6 +83,7 @@ def _figures() -> dict[str, str]:
         "PUBLISHERS": publishers_table(),
         **_sigmas(),
         "CLUSTER_FAILURES": published_runs.failures_table(),
+        "CLUSTER_LEVELS": published_runs.failures_summary(),
         "LONG_RUNS": published_runs.runs_table(),
         "USUAL_MTBF": f"{published_runs.usual_gpu_hours():,.0f}",
         "USUAL_FACTOR": f"{exp(Z_80 * published_runs.sigma_of_another()):.2g}",
