@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
@@ -58,53 +58,60 @@ class Request:
 
     @cached_property
     def plan(self) -> Plan:
-        """How to simulate it.
-
-        Ranks are folded unless noise is drawn for each. No events are needed where hosts run
-        ahead, collectives come one at a time, and nothing slows these but another job's traffic;
-        slowdowns of compute must be in thousandths for it (`ddpsim.engine.fast.slow_periods`), and
-        where groups of ranks send at once, as large under one collective as under two, and begin as
-        launched. A host that computes itself begins a step when all is idle, where there is no
-        noise, traffic or loader.
-        """
+        """How to simulate it."""
         program, transfers = self.program, self.program.transfers(self.cost)
-        slowed = any(transfer.interference.slows_transfer for transfer in transfers)
-        several = program.comm_workers > 1 or slowed
-        thousandths = (1000 * transfer.interference.compute for transfer in transfers)
-        needs_no_events = (
-            not several
-            and not self.traffic.loader_share
-            and self.kept_deviations is None
-            and not program.blocking
-            and program.comm_spins
-            and all(factor.denominator == 1 for factor in thousandths)
-            and (not program.is_grouped or _slow_alike(transfers))
-            and not program.overtakes
-        )
-        period = self.world_size
-        if self.is_calm:
-            rings = program.transfers(self.cost, "world")  # links in other groups are alike
-            whole = several or self.traffic != NO_TRAFFIC
-            period = (
-                1 if whole else self._whole_groups(_period(rings), needs_no_events=needs_no_events)
-            )
+        needs_no_events = not any(self._not_in_launch_order(transfers))
         return Plan(
-            period,
+            self._period(transfers, needs_no_events=needs_no_events),
             needs_no_events,
-            repeats=self.is_calm
-            and program.blocking
-            and program.is_uniform
-            and program.loader is None
-            and self.traffic == NO_TRAFFIC,
-            on_hosts=(program.blocking or (program.comm_workers > 1 and program.sends_in_line))
-            and not program.is_grouped
-            and not self.is_calm
-            and not self.traffic.loader_share
-            and self.kept_deviations is None
-            and not slowed
-            and not any(transfer.interference.slows_compute for transfer in transfers)
-            and not any(getattr(transfer, "burst_ns", 0) for transfer in transfers),
+            repeats=self._is_calm_on_hosts and program.is_uniform and program.loader is None,
+            on_hosts=not any(self._not_on_hosts(transfers)),
         )
+
+    def _not_in_launch_order(self, transfers: Sequence[Transfer]) -> Iterator[bool]:
+        """What makes events needed: instructions cannot be carried out in the order of launch.
+
+        Where hosts compute themselves, several collectives are in flight, or something else than
+        another job's traffic slows them. Arrays slow compute by thousandths
+        (`ddpsim.engine.fast.slow_periods`), and by as many under one collective as under two, where
+        groups of ranks send at once; these begin as launched.
+        """
+        program = self.program
+        yield from self._varies_as_sent
+        yield program.blocking or not program.comm_spins or _several(program, transfers)
+        yield any((1000 * each.interference.compute).denominator != 1 for each in transfers)
+        yield program.is_grouped and not _slow_alike(transfers)
+        yield program.overtakes
+
+    def _not_on_hosts(self, transfers: Sequence[Transfer]) -> Iterator[bool]:
+        """What makes events needed of gloo's threads, whose transfers slow each other alone."""
+        program = self.program
+        yield from self._varies_as_sent
+        yield self.is_calm or program.is_grouped
+        yield not (program.blocking or (program.comm_workers > 1 and program.sends_in_line))
+        for each in transfers:
+            slowing = each.interference
+            yield slowing.slows_transfer or slowing.slows_compute
+            yield bool(getattr(each, "burst_ns", 0))
+
+    @property
+    def _varies_as_sent(self) -> tuple[bool, bool]:
+        """Whether a loader's batches share the network, or ranks fare unevenly beside transfers."""
+        return bool(self.traffic.loader_share), self.kept_deviations is not None
+
+    @property
+    def _is_calm_on_hosts(self) -> bool:
+        """A host that computes itself begins a step when all is idle."""
+        return self.is_calm and self.program.blocking and self.traffic == NO_TRAFFIC
+
+    def _period(self, transfers: Sequence[Transfer], *, needs_no_events: bool) -> int:
+        """Ranks are folded unless noise is drawn for each."""
+        if not self.is_calm:
+            return self.world_size
+        if _several(self.program, transfers) or self.traffic != NO_TRAFFIC:
+            return 1
+        rings = self.program.transfers(self.cost, "world")  # links in other groups are alike
+        return self._whole_groups(_period(rings), needs_no_events=needs_no_events)
 
     def _whole_groups(self, period: int, *, needs_no_events: bool) -> int:
         """The least multiple of a period of the ring that groups of neighbours come again in."""
@@ -155,6 +162,11 @@ class Request:
             stalls=None if self.stalls is None else later(self.stalls),
             kept_deviations=None if self.kept_deviations is None else later(self.kept_deviations),
         )
+
+
+def _several(program: Program, transfers: Sequence[Transfer]) -> bool:
+    """Whether collectives may slow each other, or be slowed by compute."""
+    return program.comm_workers > 1 or any(each.interference.slows_transfer for each in transfers)
 
 
 def _slow_alike(transfers: Sequence[Transfer]) -> bool:

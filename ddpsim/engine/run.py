@@ -208,7 +208,7 @@ def _alone(request: Request, *, tells: bool) -> tuple[Timeline, set[str]]:
             return meet(launched, joined_ns)
         flow, path = whole(transfer, traffic)
         paths.update(("whole", path))
-        return Met(joined_ns, network.end_ns(network.begin(joined_ns, flow)), slowdown)
+        return Met(joined_ns, network.end_alone_ns(joined_ns, flow), slowdown)
 
     lane = Lane(host, meet, tells=tells)
     warmup, repeats = lane.train(host.steps if request.varies else None)

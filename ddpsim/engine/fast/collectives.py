@@ -178,7 +178,7 @@ class InFlight:
             transfer, path = whole(transfers[i % len(transfers)], traffic)
             self.paths |= {"whole", path}
             if group == "world":
-                ends_ns[i] = network.end_ns(network.begin(int(met_ns[i, 0]), transfer))
+                ends_ns[i] = network.end_alone_ns(int(met_ns[i, 0]), transfer)
             else:
                 ends_ns[i] = met_ns[i] + duration_ns(transfer)
         return ends_ns

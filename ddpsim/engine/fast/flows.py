@@ -7,7 +7,7 @@ left of it is a fraction, and only its end is rounded to a tick, upwards. These 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -41,6 +41,7 @@ class Flows:
         self._now_ns = 0
         self._rested_ns = 0  # with nothing in flight, for the bursts of a shaper's bucket
         self._flows: list[Flow] = []  # that have not ended
+        self._known_ns: dict[tuple[object, ...], int] = {}
         self._known_rates: dict[tuple[tuple[Fraction, Fraction], ...], list[Fraction]] = {}
 
     def begin(self, met_ns: int, transfer: WholeTransfer) -> Flow:
@@ -48,6 +49,15 @@ class Flows:
         flow = Flow(met_ns, met_ns + transfer.latency_ns, transfer)
         self._flows.append(flow)
         return flow
+
+    def end_alone_ns(self, met_ns: int, transfer: WholeTransfer) -> int:
+        """When a collective ends beside which no other is; steady traffic leaves it one rate."""
+        if self._traffic.every_ns is None and not transfer.burst_ns:
+            asked = transfer.latency_ns, transfer.transfer_ns, transfer.link_share
+            if asked not in self._known_ns:
+                self._known_ns[asked] = longest_ns(transfer, self._traffic)
+            return met_ns + self._known_ns[asked]
+        return self.end_ns(self.begin(met_ns, transfer))
 
     def end_ns(self, flow: Flow) -> int:
         """When it ends, if no collective that is not known yet begins before."""
@@ -70,20 +80,13 @@ class Flows:
 
     def _advance(self, limit_ns: int | None = None) -> None:
         """To the next change, or the limit where it comes first."""
-        now_ns, rates = self._now_ns, self._rates()
         sending = [flow for flow in self._flows if flow.left_ns is not None]
+        rates = self._rates()
         ends_ns = [
-            now_ns + max(0, ceil((flow.left_ns or 0) / rate))
+            self._now_ns + max(0, ceil((flow.left_ns or 0) / rate))
             for flow, rate in zip(sending, rates, strict=True)
         ]
-        coming = [flow for flow in self._flows if flow.left_ns is None]
-        met_ns = (flow.met_ns for flow in coming if flow.met_ns > now_ns)
-        changes_ns = [*ends_ns, *met_ns, *(flow.sends_ns for flow in coming)]
-        if sending and self._traffic.every_ns:
-            changes_ns.append(self._traffic_changes_ns())
-        if limit_ns is not None:
-            changes_ns.append(limit_ns)
-        next_ns = min(changes_ns, default=now_ns)
+        next_ns = min(self._changes_ns(ends_ns, limit_ns), default=self._now_ns)
         self._pass(next_ns, sending, rates)
         for flow, end_ns in zip(sending, ends_ns, strict=True):
             if end_ns == next_ns:
@@ -92,6 +95,19 @@ class Flows:
         for flow in self._flows:
             if flow.left_ns is None and flow.sends_ns <= next_ns:
                 flow.left_ns = flow.transfer.transfer_ns - self._at_once_ns(flow.transfer)
+
+    def _changes_ns(self, ends_ns: Sequence[int], limit_ns: int | None) -> Iterator[int]:
+        """What may come next: ends, ranks that meet, transfers that begin, the other traffic's."""
+        yield from ends_ns
+        for flow in self._flows:
+            if flow.left_ns is None:
+                yield flow.sends_ns
+                if flow.met_ns > self._now_ns:
+                    yield flow.met_ns
+        if ends_ns and self._traffic.every_ns:
+            yield self._traffic_changes_ns()
+        if limit_ns is not None:
+            yield limit_ns
 
     def _pass(self, next_ns: int, sending: Sequence[Flow], rates: Sequence[Fraction]) -> None:
         passed_ns = next_ns - self._now_ns

@@ -131,46 +131,36 @@ class SlowPeriods:
         `now_ns`: when they can begin; `launched_ns`: a work begins no earlier, [lanes or 1, works];
         None: all were launched before. Also says which lanes have waited for a launch, if any may.
         """
+        ends_ns = np.empty_like(now_ns)
+        place: _Lanes = _ALL
         waited = None if launched_ns is None else np.zeros(len(now_ns), dtype=bool)
-        place: _Integers | None = None
-        ends_ns = now_ns
         while True:
             edge_ns, factor = self._pace(lanes, now_ns)
             paced_ns = works_ns if factor is None else _paced(works_ns, factor[:, np.newaxis])
-            done_ns = paced_ns if paced_ns.shape[1] == 1 else np.cumsum(paced_ns, axis=1)
-            if launched_ns is None or waited is None:
-                done_ns = done_ns + now_ns[:, np.newaxis]
-            else:
-                waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
-                waited[_ALL if place is None else place] |= waits_ns[:, -1] > now_ns
-                done_ns = done_ns + np.maximum(now_ns[:, np.newaxis], waits_ns)
-            last_ns = done_ns[:, -1]
-            if place is None:
-                ends_ns = last_ns
-            else:
-                ends_ns[place] = last_ns
-            if factor is None or not (is_over := last_ns > edge_ns).any():
+            done_ns, late = _in_turn(now_ns, paced_ns, launched_ns)
+            ends_ns[place] = done_ns[:, -1]
+            if waited is not None:
+                waited[place] |= late
+            if factor is None or not (crosses := np.flatnonzero(done_ns[:, -1] > edge_ns)).size:
                 return ends_ns, waited
-            if place is None:
-                ends_ns = last_ns.copy()
-            crosses = np.flatnonzero(is_over)
-            place = crosses if place is None else place[crosses]
+            place = crosses if isinstance(place, slice) else place[crosses]
             lanes = crosses + lanes.start if isinstance(lanes, slice) else lanes[crosses]
-            done_ns, edge_ns, works_ns = done_ns[crosses], edge_ns[crosses], works_ns[crosses]
-            finished = np.count_nonzero(done_ns <= edge_ns[:, np.newaxis], axis=1)
-            lane, first = np.arange(len(crosses)), finished.min() + 1
-            now_ns = np.where(finished > 0, done_ns[lane, finished - 1], now_ns[crosses])
             if launched_ns is not None:
-                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
+                launched_ns = np.broadcast_to(launched_ns, works_ns.shape)[crosses]
+            finished = np.count_nonzero(done_ns[crosses] <= edge_ns[crosses, np.newaxis], axis=1)
+            done_ns, now_ns, works_ns = done_ns[crosses], now_ns[crosses], works_ns[crosses]
+            lane, first = np.arange(len(crosses)), finished.min() + 1
+            now_ns = np.where(finished > 0, done_ns[lane, finished - 1], now_ns)
+            if launched_ns is not None:
                 now_ns = np.maximum(now_ns, launched_ns[lane, finished])
             now_ns = self._cross(lanes, now_ns, works_ns[lane, finished])
+            ends_ns[place] = now_ns
+            if first == works_ns.shape[1]:
+                return ends_ns, waited
             later = np.arange(first, works_ns.shape[1]) > finished[:, np.newaxis]
             works_ns = works_ns[:, first:] * later
             if launched_ns is not None:
                 launched_ns = np.where(later, launched_ns[:, first:], -np.inf)
-            if not works_ns.size:
-                ends_ns[place] = now_ns
-                return ends_ns, waited
 
     def _pace(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks | None]:
         """Until when the pace of each lane stays the same, and its factor; None: the usual one."""
@@ -246,6 +236,18 @@ class SlowPeriods:
                 its_factor = factor if isinstance(factor, float) else factor[0]
                 slow.append(Slow(int(start_ns[0]), int(end_ns[0]), int(its_factor), PER_MILLE))
         return work_end_ns(now_ns, work_ns, slow)
+
+
+def _in_turn(
+    now_ns: Ticks, paced_ns: Ticks, launched_ns: Ticks | None
+) -> tuple[Ticks, npt.NDArray[np.bool_] | bool]:
+    """When works end one after the other, [lanes, works], and which lanes waited for a launch."""
+    done_ns = paced_ns if paced_ns.shape[1] == 1 else np.cumsum(paced_ns, axis=1)
+    if launched_ns is None:
+        return done_ns + now_ns[:, np.newaxis], False
+    waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
+    begun_ns = np.maximum(now_ns[:, np.newaxis], waits_ns)
+    return done_ns + begun_ns, waits_ns[:, -1] > now_ns
 
 
 def _paced(works_ns: Ticks, factor: Ticks) -> Ticks:
