@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from jobs.random_documents import document
 from simpy import Environment
 
 import ddpsim
@@ -37,6 +38,7 @@ from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
 SCENARIO = Path(__file__).with_name("resnet50-ring.yaml")
+SCENARIOS = SCENARIO.parent.parent / "scenarios"
 SHARED = SCENARIO.with_name("resnet50-4-nodes.yaml")
 GLOO = SCENARIO.with_name("resnet50-gloo.yaml")
 EIGHT = "cluster.nodes=1"
@@ -101,7 +103,22 @@ for beside, noise in (("jitter", JITTER), ("shared", BURSTS)):
 COLD["32-p4d-jitter-tune-4096"] = (
     *("tune", str(SHARED), "--set", JITTER, "--global-batch", "4096"),
 )
-LONG = ("131072", "hsdp", "plan", "report", "tune")
+LLAMA, RESNET = (SCENARIOS / f"{name}.yaml" for name in ("llama-70b-fully-shard", "slow-job"))
+COLD |= {
+    "llama-70b-fully-shard": ("run", str(LLAMA)),
+    "llama-70b-fully-shard-8192": ("run", str(LLAMA), "--set", "cluster.nodes=1024"),
+    "gpt2-xl-hsdp-8192-stragglers": (
+        *("run", str(SCENARIOS / "gpt2-xl-hsdp.yaml"), "--set", "cluster.nodes=1024"),
+        *("--set", STRAGGLERS),
+    ),
+    "llama-70b-compare": ("compare", str(LLAMA), "--each-strategy"),
+    "llama-70b-report": ("report", str(LLAMA), "-o", os.devnull),
+    "resnet50-2x8-report": (
+        *("report", str(SCENARIOS / "resnet50-2x8-25gbit.yaml"), "-o", os.devnull),
+    ),
+    "slow-job-diagnose": ("diagnose", str(RESNET), "--measured", "916 ms"),
+}
+LONG = ("131072", "hsdp", "plan", "report", "tune", "compare")
 ON_ONE_CORE = """import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
@@ -223,6 +240,71 @@ def test_jittering_ranks(ranks: int, measure: Measure, benchmark: Any) -> None:
     found = measure(lambda: run(request), rounds=3)
     assert found.ranks_simulated == ranks
     benchmark.extra_info["step_s"] = round(benchmark.stats["median"] / 5, 5)
+
+
+# --- combinations that few ask for ----------------------------------------------------------------
+
+DGX = {"machine": "dgx-a100", "nodes": 2}
+LLAMA_1B = {"model": "llama-1b", "batch_per_rank": 1, "seq_len": 1024}
+UNEVEN = {"stragglers": {"distribution": "lognormal", "sigma": 0.05}}
+ODD: dict[str, dict[str, Any]] = {
+    "zero1-reads-loss": {
+        "workload": LLAMA_1B | {"read_loss_every": 1},
+        "ddp": {"strategy": "zero1"},
+        "cluster": {
+            "device": "mi300x",
+            "nodes": 2,
+            "gpus_per_node": 2,
+            "intra_node": {"bandwidth": "200 GB/s"},
+            "inter_node": {"bandwidth": "1 Gbit/s"},
+        },
+        "run": {"iterations": 1},
+    },
+    "naive-hierarchical-jitter": {
+        "workload": {"model": "resnext50_32x4d", "batch_per_rank": 32},
+        "ddp": {"strategy": "naive"},
+        "cluster": DGX | {"nodes": 3, "algorithm": "hierarchical"} | UNEVEN,
+        "run": {"jitter": {"sigma": 0.02}},
+    },
+    "per-parameter-jitter": {
+        "workload": {"model": "bert-large", "batch_per_rank": 8, "seq_len": 128},
+        "ddp": {"strategy": "per_parameter", "accumulation_steps": 4, "no_sync": False},
+        "cluster": DGX,
+        "run": {"jitter": {"sigma": 0.02}},
+    },
+    "fully-shard-reads-loss-and-data": {
+        "workload": LLAMA_1B | {"read_loss_every": 5, "data": {"rate": "20 samples/s"}},
+        "ddp": {"strategy": "fully_shard"},
+        "cluster": DGX,
+    },
+    "naive-gloo-jitter": {
+        "workload": {"model": "bert-large", "batch_per_rank": 2, "seq_len": 128},
+        "ddp": {"strategy": "naive", "backend": "gloo"},
+        "cluster": {"machine": "cpu-10gbe", "nodes": 16, "gpus_per_node": 1},
+        "run": {"jitter": {"sigma": 0.02}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_combination(name: str, measure: Measure) -> None:
+    """The whole answer."""
+    asked = ddpsim.load_scenario({"schema": "ddpsim/1", **ODD[name]})
+    measure(lambda: ddpsim.simulate(asked), rounds=3)
+
+
+def test_random_scenarios(benchmark: Any, core_loop_s: float) -> None:
+    """Whole answers of scenarios over the whole schema; seconds of CPU, as the loop takes 0.6."""
+    each_s: list[float] = []
+    for number in range(20 if os.environ.get("DDPSIM_BENCHMARKS_QUICK") else 500):
+        asked, begun_s = ddpsim.load_scenario(document(number)), time.process_time()
+        ddpsim.simulate(asked)
+        each_s.append((time.process_time() - begun_s) * 0.6 / core_loop_s)
+    each_s.sort()
+    benchmark.pedantic(lambda: None, rounds=1)
+    for name, place in (("median", len(each_s) // 2), ("p99", int(0.99 * len(each_s)) - 1)):
+        benchmark.extra_info[f"{name}_s"] = round(each_s[place], 3)
+    benchmark.extra_info["worst_s"] = round(each_s[-1], 3)
 
 
 # --- many scenarios -----------------------------------------------------------------------------
