@@ -28,6 +28,8 @@ OWN = (
     "loop_s",
     "simulated_s",
     "around_s",
+    "p99_s",
+    "worst_s",
 )
 LOOP_S = 0.6  # of the core to which the table's seconds are scaled
 ROWS = {  # of docs/explanation/performance.md

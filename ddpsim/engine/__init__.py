@@ -1,5 +1,6 @@
 """The simulation: a program's instructions carried out on ranks, on an integer clock.
 
+- `compiled`: a step, compiled once, as all of these ask for it
 - `program`: the steps of a strategy, and what carries them out
 - `request`: a program on ranks, and how much of it must be simulated
 - `noise`: what makes ranks and steps differ, drawn from a seed

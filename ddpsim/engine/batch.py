@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
@@ -11,11 +13,14 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import MOST_MORE, Settled, run_settled, settled
 from ddpsim.result.summary import SteadyStep, lengths_ns
 
+if TYPE_CHECKING:
+    from ddpsim.engine.fast.vectorised import Lanes
+
 __all__ = ["mean_steps_s", "run_many"]
 
 _LANES = 2**17  # at once: some hundred bytes each
 _SENT = 16  # collectives of which each takes as much again
-_FEW_LANES = 8  # instruction by instruction they take less than as arrays
+_FEW_LANES = 24  # instruction by instruction they take less than as arrays
 _SETTLED = 0.4  # of the simulation of a job, about
 
 
@@ -71,18 +76,11 @@ def _instructions(asked: Request) -> Hashable:
 def _run_different(
     requests: Sequence[Request], advance: Callable[[float], None], *, counts: bool = True
 ) -> list[SteadyStep]:
+    jobs = _all_settled(requests, advance)
     found: dict[int, SteadyStep] = {}
-    jobs = []
-    for job in _all_settled(requests):
-        jobs.append(job)
-        advance(_SETTLED)
-    for ranks, group in _groups(jobs):
-        sent = sum(len(each.sent) for each in group[0][1].program.kinds) if counts else 0
-        many = max(1, _LANES // (1 + sent // _SENT) // ranks)
-        for i in range(0, len(group), many):
-            ended = _together(ranks, group[i : i + many], counts=counts)
-            found |= ended
-            advance((1 - _SETTLED) * len(ended))
+    for places, lanes in _together([job.request for job in jobs], counts=counts):
+        found |= {place: lanes.steady_step(i) for i, place in enumerate(places)}
+        advance((1 - _SETTLED) * len(places))
     for i, job in enumerate(jobs):
         if i not in found:
             found[i] = _alone(job, counts=counts)
@@ -90,19 +88,26 @@ def _run_different(
     return [found[i] for i in range(len(jobs))]
 
 
-def _all_settled(requests: Sequence[Request]) -> Iterator[Settled]:
+def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) -> list[Settled]:
     """Each as `settled` gives it, which is asked once of those that differ in draws alone."""
-    warmups: dict[Hashable, int] = {}
+    keys: list[Hashable] = []
+    calm: dict[Hashable, Request] = {}
     for asked in requests:
-        if not asked.varies:
-            yield settled(asked)
-            continue
-        lasting = asked.without_variation().slowdowns
-        ranks = None if lasting is None else lasting[:, 0].tobytes()
-        same = id(asked.program), id(asked.cost), asked.world_size, asked.traffic, ranks
-        if same not in warmups:
-            warmups[same] = settled(asked).request.program.warmup
-        yield Settled(asked.longer(warmups[same]))
+        usual = asked.without_variation() if asked.varies else asked
+        lasting = None if usual.slowdowns is None else usual.slowdowns[:, 0].tobytes()
+        keys.append((id(asked.program), id(asked.cost), asked.world_size, asked.traffic, lasting))
+        if asked.varies and usual.plan.needs_no_events and not asked.traffic.loader_share:
+            calm.setdefault(keys[-1], usual)
+    warmups: dict[Hashable, int] = {}
+    for places, lanes in _together(list(calm.values()), counts=False):
+        warmups |= {list(calm)[p]: lanes.past[i].warmup for i, p in enumerate(places)}
+    jobs = []
+    for key, asked in zip(keys, requests, strict=True):
+        if key not in warmups:
+            warmups[key] = settled(asked).request.program.warmup
+        jobs.append(Settled(asked.longer(warmups[key])))
+        advance(_SETTLED)
+    return jobs
 
 
 def _alone(job: Settled, *, counts: bool) -> SteadyStep:
@@ -111,14 +116,32 @@ def _alone(job: Settled, *, counts: bool) -> SteadyStep:
     return SteadyStep.of(timeline) if counts else SteadyStep(lengths_ns(timeline), 0, 0)
 
 
+def _together(
+    requests: Sequence[Request], *, counts: bool
+) -> Iterator[tuple[Sequence[int], Lanes]]:
+    """Those that can be simulated together, by their places, when they are.
+
+    None of those where the clock would get too long.
+    """
+    for ranks, group in _groups(requests):
+        sent = sum(len(each.sent) for each in group[0][1].program.kinds) if counts else 0
+        many = max(1, _LANES // (1 + sent // _SENT) // ranks)
+        for i in range(0, len(group), many):
+            some = group[i : i + many]
+            lanes = _lanes(ranks, some, counts=counts)
+            with suppress(OverflowError):
+                lanes.train()
+                yield [place for place, *_ in some], lanes
+
+
 _Group = Sequence[tuple[int, Host, Request]]  # by their places
 
 
-def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, _Group]]:
-    """Ranks to simulate, and the jobs that can be simulated together."""
+def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, _Group]]:
+    """Ranks to simulate, and the jobs whose steps differ in numbers alone."""
     hosts: dict[tuple[int, int], tuple[Host, Hashable]] = {}  # by a program, which many may share
     groups: dict[tuple[int, Hashable], list[tuple[int, Host, Request]]] = defaultdict(list)
-    for place, asked in enumerate(job.request for job in jobs):
+    for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
         if not plan.needs_no_events:
             continue
@@ -130,7 +153,7 @@ def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, _Group]]:
         mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
         groups[plan.period, (asked.varies, structure, mesh)].append((place, host, asked))
     for (ranks, _), group in groups.items():
-        if ranks * len(group) >= _FEW_LANES:
+        if ranks > 1 or len(group) >= _FEW_LANES:
             yield ranks, group
 
 
@@ -146,8 +169,7 @@ def _structure(host: Host) -> Hashable:
     )
 
 
-def _together(ranks: int, group: _Group, *, counts: bool) -> dict[int, SteadyStep]:
-    """Nothing where the clock would get too long."""
+def _lanes(ranks: int, group: _Group, *, counts: bool) -> Lanes:
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
@@ -155,9 +177,4 @@ def _together(ranks: int, group: _Group, *, counts: bool) -> dict[int, SteadySte
         Trial(host, each.cost, each.slowdowns, each.stalls, each.sums, each.traffic)
         for _, host, each in group
     ]
-    lanes = Lanes(trials, ranks, counts=counts, remembers=())
-    try:
-        lanes.train()
-    except OverflowError:
-        return {}
-    return {place: lanes.steady_step(i) for i, (place, *_) in enumerate(group)}
+    return Lanes(trials, ranks, counts=counts, remembers=())

@@ -75,7 +75,8 @@ def ring_ends_ns(
     longest = _longest_ways(line, steps)
     if longest is None:
         return by_steps(line.busy_ns, line.latency_ns, steps, begun_ns), "recurrence"
-    first_ns = np.maximum(begun_ns, np.roll(begun_ns, 1, axis=-1)) + line.busy_ns
+    lefts_ns = np.concatenate((begun_ns[..., -1:], begun_ns[..., :-1]), axis=-1)
+    first_ns = np.maximum(begun_ns, lefts_ns) + line.busy_ns
     return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
@@ -94,7 +95,7 @@ class _Line:
         """N."""
         return len(self.busy_ns)
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether all links are alike."""
         return len(self.kinds) == 1 and bool((self.latency_ns == self.latency_ns[0]).all())
@@ -252,7 +253,7 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     around = _maxima_from(from_ns[..., 1:n]) + (line.turn_ns - n * largest)
     around += known.end_ns[:-1]
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
-    return np.asarray(np.roll(ways, -before, axis=-1))
+    return np.asarray(np.roll(ways, -before, axis=-1)) if before else ways
 
 
 def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:

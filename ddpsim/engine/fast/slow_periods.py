@@ -58,7 +58,7 @@ class SlowPeriods:
             known.append(more)
         elif (start_ns < known[-1].start_ns).any():
             self._insert(more)
-        elif factor is not known[-1].factor and not np.array_equal(factor, known[-1].factor):
+        elif not _are_alike(factor, known[-1].factor):
             known.append(more)
         else:
             known[-1:] = _joined(known[-1], more)
@@ -255,6 +255,12 @@ def _paced(works_ns: Ticks, factor: Ticks) -> Ticks:
     paced_ns: Ticks = works_ns * factor
     paced_ns /= PER_MILLE
     return np.ceil(paced_ns, out=paced_ns)
+
+
+def _are_alike(one: Ticks | float, other: Ticks | float) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other
+    return np.array_equal(one, other)
 
 
 def _chosen(first: npt.NDArray[np.bool_], one: _Period, other: _Period) -> _Period:
