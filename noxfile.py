@@ -70,7 +70,7 @@ def validation(session: nox.Session) -> None:
 @nox.session(python="3.10", venv_backend="uv|virtualenv")
 def lowest(session: nox.Session) -> None:
     """The tests of the simulator with the lowest versions that pyproject.toml allows."""
-    extras = ".[dask,parquet,tune]"
+    extras = ".[dask,parquet,report,tune]"
     session.install("-c", "constraints-lowest.txt", extras, "scipy", *TOOLS)
     session.run("python", "-m", "pytest", *ROOMS, *session.posargs)
 
@@ -84,7 +84,7 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(folder / "dist"))
     (built,) = (folder / "dist").glob("*.whl")
     tree = _unpacked_without_code(folder / "dist")
-    session.install(f"{built}[tune]", "scipy", *TOOLS)
+    session.install(f"{built}[report,tune]", "scipy", *TOOLS)
     session.chdir(tree)
     session.run("python", "-m", "pytest", *ROOMS, *session.posargs)
 

@@ -14,6 +14,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shlex import quote
 
 __all__ = [
     "DdpsimError",
@@ -23,6 +24,7 @@ __all__ = [
     "ScenarioError",
     "SimulationError",
     "blamed_on",
+    "missing",
     "printable",
     "shown",
 ]
@@ -107,6 +109,11 @@ class _Short(reprlib.Repr):
 def printable(text: str) -> str:
     """Text whose control characters are escaped, line ends apart: it cannot move a cursor."""
     return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def missing(library: str, package: str) -> ImportError:
+    """What to install where a library of an extra is missing."""
+    return ImportError(f"{library} is not installed: pip install {quote(package)}", name=library)
 
 
 def shown(value: object) -> str:

@@ -22,6 +22,10 @@ class Stage:
     ended: float = 0.0
     known: list[str] = field(default_factory=list)
 
+    def at(self, ended: int, total: int) -> None:
+        """So many parts have ended, of so many."""
+        self.ended, self.total = ended, total
+
     def advance(self, count: float = 1.0) -> None:
         """So many parts more have ended, or that much of one."""
         self.ended += count

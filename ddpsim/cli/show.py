@@ -140,6 +140,9 @@ def report(
 
     with waiting("no page is written"):
         board = storyboard(file, settings or (), against or ())
+    if against and not board.rivals:
+        reason = next(each.reason for each in board.left_out if each.what.startswith("--against"))
+        raise typer.BadParameter(reason, param_hint="--against")
     content = page(board).encode("utf-8", "backslashreplace")
     write_atomically(output, content)
     print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")

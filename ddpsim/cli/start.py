@@ -158,12 +158,8 @@ def _report(error: Exception) -> int:
             print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         return 1
-    if isinstance(error, ModuleNotFoundError) and (library := _of_calibrate(error)):
-        print(
-            f"ddpsim: {library} is not installed, and calibrate needs it: pip install {library}, "
-            "or pip install 'ddpsim[calibrate]' for all that it needs",
-            file=sys.stderr,
-        )
+    if isinstance(error, ImportError) and (lacks := _of_an_extra(error)):
+        print(f"ddpsim: {lacks}", file=sys.stderr)
         return 1
     if not isinstance(error, DdpsimError):
         raise error
@@ -175,7 +171,14 @@ def _report(error: Exception) -> int:
     return 1
 
 
-def _of_calibrate(error: ModuleNotFoundError) -> str | None:
-    """The library of the extra `calibrate` that is missing; None: another module."""
+def _of_an_extra(error: ImportError) -> str | None:
+    """Which library of an extra is missing, and how to install it; None: another module."""
     library = (error.name or "").partition(".")[0]
-    return library if library in ("torch", "scipy") else None
+    extra = {"torch": "calibrate", "scipy": "calibrate", "jinja2": "report", "plotly": "report"}
+    if library not in extra:
+        return None
+    name = extra[library]
+    return (
+        f"{library} is not installed, and {name} needs it: pip install {library}, or "
+        f"pip install 'ddpsim[{name}]' for all that it needs"
+    )

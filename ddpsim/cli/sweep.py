@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -160,9 +159,11 @@ def _swept(
 ) -> Sweep:
     from contextlib import ExitStack
 
+    from ddpsim.cli.waiting import bar
     from ddpsim.planning.sweeps.executors import dask_workers, local_workers
     from ddpsim.planning.sweeps.journal import Journal
     from ddpsim.planning.sweeps.sweep import sweep
+    from ddpsim.progress import Stage
 
     with ExitStack() as stack:
         journal = None
@@ -172,12 +173,13 @@ def _swept(
         workers = (
             stack.enter_context(dask_workers(dask)) if dask else local_workers(jobs or _cores())
         )
-        progress = stack.enter_context(_progress())
+        told = Stage("points")
+        stack.enter_context(bar(told))
         if journal and resume:
             known = f"{len(journal.known):,} points are in {journal.path}"
             print(f"{known}: those of this sweep are not computed again", file=sys.stderr)
         try:
-            found = sweep(file, grid, goals, workers=workers, journal=journal, progress=progress)
+            found = sweep(file, grid, goals, workers=workers, journal=journal, progress=told.at)
         except KeyboardInterrupt:
             kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
             count = f" {len(journal.known):,} points" if journal else " nothing is kept"
@@ -192,18 +194,3 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, once there is something to wait for; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), "points", TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda ended, total: bar.update(task, completed=ended, total=total)

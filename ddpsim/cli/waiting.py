@@ -6,17 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from time import monotonic
 
 from ddpsim.progress import Stage, heard
 
-__all__ = ["waiting"]
+__all__ = ["bar", "waiting"]
 
 _AFTER_S = 1.0  # what is answered sooner shows no bar
 _EVERY_S = 0.2
-_WIDTH = 24
 _ROUNDED = 1e-6  # of a part: sums of thirds are no whole numbers
-_CLEAR = "\r\x1b[K"
 
 
 @contextmanager
@@ -25,7 +22,7 @@ def waiting(unfinished: str = "") -> Iterator[None]:
 
     Ctrl-C ends the process with what is known on stderr, and exit code 130.
     """
-    with heard() as told, _bar(told):
+    with heard() as told, bar(told):
         try:
             yield
         except KeyboardInterrupt:
@@ -38,8 +35,8 @@ def waiting(unfinished: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def _bar(told: Stage) -> Iterator[None]:
-    """On a terminal's stderr, once there is something to wait for; nothing elsewhere."""
+def bar(told: Stage) -> Iterator[None]:
+    """How far a stage has come, on a terminal's stderr once it takes a while; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield
         return
@@ -54,33 +51,28 @@ def _bar(told: Stage) -> Iterator[None]:
 
 
 def _draw(told: Stage, done: Event) -> None:
-    begun_s, is_shown = monotonic(), False
-    while not done.wait(_EVERY_S if is_shown else _AFTER_S):
-        if told.total:
-            sys.stderr.write(_CLEAR + _line(told, monotonic() - begun_s))
-            sys.stderr.flush()
-        is_shown = True
-    if is_shown:
-        sys.stderr.write(_CLEAR)
-        sys.stderr.flush()
+    if done.wait(_AFTER_S):
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-
-def _line(told: Stage, passed_s: float) -> str:
-    """A bar, the parts that have ended, and the time left if the others take as long."""
-    share = min(1.0, told.ended / told.total)
-    filled = int(_WIDTH * share)
-    left = f"  {_time(passed_s * (1 / share - 1))} left" if share else ""
-    bar = "#" * filled + "." * (_WIDTH - filled)
-    return f"[{bar}] {_ended(told)} of {told.total} {told.what}{left}"
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    console = Console(file=sys.stderr)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
+        task = shown.add_task("", total=None)
+        while not done.wait(_EVERY_S):
+            total = told.total or None
+            shown.update(task, description=told.what, completed=_ended(told), total=total)
 
 
 def _ended(told: Stage) -> int:
     return min(told.total, int(told.ended + _ROUNDED))
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _stopped(told: Stage, unfinished: str) -> Iterator[str]:

@@ -11,7 +11,13 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.explain import sensitivities
-from ddpsim.prediction.api import checked, checked_job, simulate_and_observe, simulate_job
+from ddpsim.prediction.api import (
+    checked,
+    checked_job,
+    predict_and_observe,
+    predicted,
+    simulate_and_observe,
+)
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
@@ -63,7 +69,8 @@ def storyboard(
     numbers = _nodes(scenario.cluster)
     with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as told:
         own_job = resolve(scenario, parts=parts)
-        result, own_step = _drawn(own_job)
+        ranks = _drawn_ranks(scenario, own_job.node_times)
+        result, own_step = simulate_and_observe(own_job, ranks)
         choices, scaling, left_out = list[CapChoice](), list[Result](), list[LeftOut]()
 
         def attempt(
@@ -85,7 +92,7 @@ def storyboard(
             if nodes == scenario.cluster.nodes:
                 scaling.append(result)
             else:
-                scaling += attempt(f"cluster.nodes={nodes}", simulate_job)
+                scaling += attempt(f"cluster.nodes={nodes}", predicted)
             told.advance()
         rivals = list[Rival]()
         for setting in against:
@@ -109,11 +116,6 @@ def storyboard(
     )
 
 
-def _drawn(job: Job) -> tuple[Result, Timeline]:
-    """A job's result, and the lanes of the ranks that are drawn."""
-    return simulate_and_observe(job, _drawn_ranks(job.scenario, job.node_times))
-
-
 def _choice(
     value: str, dial: Dial, job: Job, drawn: tuple[Result, Timeline] | None = None
 ) -> CapChoice:
@@ -128,8 +130,8 @@ def _choice(
         transfer = job.network.cost.transfer("all_reduce", size_bytes)
         return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
 
-    result, timeline = drawn or _drawn(job)
     ranks = _drawn_ranks(job.scenario, job.node_times)
+    result, timeline = drawn or predict_and_observe(job, ranks)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
     held = held_over_step(timeline, strategy.memory_walk())

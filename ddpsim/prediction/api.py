@@ -51,7 +51,6 @@ __all__ = [
     "scenario_of",
     "simulate",
     "simulate_and_observe",
-    "simulate_job",
 ]
 
 
@@ -120,17 +119,11 @@ def predicted(job: Job) -> Result:
     return _predicted(job, run(job.request()), "auto")
 
 
-def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Result, Timeline]:
-    """What `predict` and `observe` return, of one run; raises as they do."""
-    job = resolve(scenario)
-    wanted, request = _existing(scenario, ranks), job.request()
+def predict_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:
+    """What `predict` and `observe` return of a job, of one run; raises as they do."""
+    wanted, request = _existing(job.scenario, ranks), job.request()
     simulated, period = _observed(request, wanted)
     return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
-
-
-def simulate_job(job: Job) -> Result:
-    """What `simulate` returns of a job."""
-    return _simulated(job, "auto")
 
 
 def simulate_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:

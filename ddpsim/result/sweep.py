@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddpsim.errors import missing
 from ddpsim.result.model import Brief, rounded
 from ddpsim.settings import Setting
 from ddpsim.wording import counted
@@ -196,7 +197,7 @@ class Sweep:
         try:
             from polars import DataFrame  # noqa: PLC0415 -- an extra
         except ModuleNotFoundError as error:
-            raise _needs("polars", "'ddpsim[parquet]'") from error
+            raise missing("polars", "ddpsim[parquet]") from error
         return DataFrame(self.rows(), infer_schema_length=None)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -211,7 +212,7 @@ class Sweep:
         try:
             from pandas import DataFrame  # noqa: PLC0415 -- not among our requirements
         except ModuleNotFoundError as error:
-            raise _needs("pandas", "pandas") from error
+            raise missing("pandas", "pandas") from error
         return DataFrame(self.rows())
 
     def plot(self) -> Figure:
@@ -233,10 +234,6 @@ class Sweep:
         from ddpsim.report.notebook.tables import sweep_table  # noqa: PLC0415 -- a room above
 
         return sweep_table(self)
-
-
-def _needs(library: str, package: str) -> ImportError:
-    return ImportError(f"{library} is not installed: pip install {package}", name=library)
 
 
 def _figures(point: Point) -> dict[str, Any]:

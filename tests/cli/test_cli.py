@@ -70,6 +70,22 @@ def test_a_library_that_calibrate_lacks_is_named(
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_library_that_the_report_lacks_is_named(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['jinja2'] = None; from ddpsim.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", GOOD, "-o", str(tmp_path / "step.html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "ddpsim: jinja2 is not installed, and report needs it: pip install jinja2, or "
+        "pip install 'ddpsim[report]' for all that it needs\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_cannot_be_written_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     log, output = tmp_path / "log.csv", tmp_path / "file" / "cluster.json"

@@ -10,6 +10,7 @@ from shipped_scenarios import load
 
 import ddpsim
 from ddpsim.prediction.api import predict, predict_and_observe
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.timeline import MessageSpan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,9 +54,9 @@ def test_a_rank_that_does_not_exist_has_no_lanes() -> None:
 @pytest.mark.parametrize("name", ["straggler", "resnet50-2x8-25gbit", "gloo-cpu"])
 def test_one_run_gives_both_the_result_and_the_lanes(name: str) -> None:
     scenario = load(name)
-    result, timeline = predict_and_observe(scenario, [1])
+    result, timeline = predict_and_observe(resolve(scenario), [1])
     alone = predict(scenario)
     assert replace(result, engine=alone.engine) == alone
     assert timeline == ddpsim.observe(scenario, [1])
     with pytest.raises(ValueError, match="there is no rank -1"):
-        predict_and_observe(scenario, [-1])
+        predict_and_observe(resolve(scenario), [-1])

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from project_files import PROJECT, ROOT, extras, requirements
 
-FOR_USERS = (None, "calibrate", "dask", "parquet", "tune")
+FOR_USERS = (None, "calibrate", "dask", "parquet", "report", "tune")
 
 
 def _lowest(requirement: Requirement) -> str:

@@ -156,7 +156,7 @@ def test_the_command_writes_a_page(cli: Cli, tmp_path: Path) -> None:
     done = cli("report", str(scenario), "-o", str(output), "--set", "ddp.bucket_cap_mb=7.5")
     assert done.code == 0
     assert re.fullmatch(
-        rf"{re.escape(str(output))}: 4\.\d+ MiB, opens in any browser, without a network\n",
+        rf"{re.escape(str(output))}: 1\.\d+ MiB, opens in any browser, without a network\n",
         done.out,
     )
     assert done.err.startswith("not shown: --set cluster.nodes=2: cluster.all_reduce: all-reduce-")

@@ -162,6 +162,6 @@ def test_a_rival_is_drawn_below_every_choice() -> None:
     data = timeline(found)
     assert all(choice["ranks"][-1]["label"].startswith(setting) for choice in data["choices"])
     last_ns = max(comm["end_ns"] for comm in data["choices"][0]["ranks"][-1]["collectives"])
-    assert last_ns <= data["span_ns"][1]
+    assert last_ns <= data["choices"][0]["span_ns"][1]
     assert last_ns > max(choice.step.length_ns for choice in found.choices)
     assert any(note.startswith(f"The rows of {setting}") for note in notes(found))

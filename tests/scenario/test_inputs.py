@@ -210,7 +210,7 @@ def test_a_presets_figures_may_be_changed() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("{preset: h10}", "cluster.device: unknown device 'h10'. Did you mean 'h100'?"),
+        ("{preset: h10}", "cluster.device: unknown device 'h10'. Nearest: h100-sxm-80gb, "),
         ("{preset: 3}", "cluster.device: 3 is not a device"),
         ("{preset: h100, operatr: 12 us}", "operatr: unknown key. Did you mean 'operator'?"),
         ("{preset: h100, operator: 1 s}", "operator: 1.0 is out of range: wanted at most 0.01"),

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from plotly.graph_objects import Bar, Figure, Scatter
-
+from ddpsim.errors import missing
 from ddpsim.report.page.looks import OKABE_ITO, Look
 from ddpsim.report.page.tables import parts
 from ddpsim.result.capacity import CapacityPlan
@@ -18,6 +17,11 @@ from ddpsim.result.sweep import Point, Sweep
 from ddpsim.result.tuning import Tuning
 from ddpsim.result.words import interval_name
 from ddpsim.settings import Setting
+
+try:
+    from plotly.graph_objects import Bar, Figure, Scatter
+except ModuleNotFoundError as error:
+    raise missing("plotly", "ddpsim[report]") from error
 
 __all__ = [
     "Figure",

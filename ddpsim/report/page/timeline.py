@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ddpsim.report.page.looks import LOOKS, Look
 from ddpsim.report.page.words import cap_words, listed, spoken
-from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Rival, Storyboard
+from ddpsim.result.storyboard import CapChoice, DrawnCollective, DrawnRank, Rival, Storyboard
 
 __all__ = ["legend", "rank_options", "timeline"]
 
@@ -16,10 +17,10 @@ def timeline(board: Storyboard) -> dict[str, Any]:
     """What page.js draws and the slider moves; ticks from the start of the step."""
     return {
         "looks": {kind: asdict(look) for kind, look in LOOKS.items()},
-        "span_ns": _span_ns(board),
         "choices": [
             {
                 "cap": choice.cap,
+                "span_ns": _span_ns(choice, board.rivals),
                 "words": cap_words(choice),
                 "spoken": spoken(choice),
                 "ranks": [*map(_rank, choice.step.ranks), *map(_rival, board.rivals)],
@@ -29,11 +30,12 @@ def timeline(board: Storyboard) -> dict[str, Any]:
     }
 
 
-def _span_ns(board: Storyboard) -> tuple[int, int]:
-    """The time axis of all choices, so that what moves on it has moved in time."""
-    ends = [step.length_ns for step in board.steps]
+def _span_ns(choice: CapChoice, rivals: Sequence[Rival]) -> tuple[int, int]:
+    """The time axis of a choice, with what is drawn below it."""
+    steps = [choice.step, *(rival.step for rival in rivals)]
+    ends = [step.length_ns for step in steps]
     starts = [0]
-    for step in board.steps:
+    for step in steps:
         for rank in step.ranks:
             starts += [span.start_ns for span in rank.compute]
             ends += [span.end_ns for span in rank.compute]

@@ -58,7 +58,7 @@
     return;
   }
 
-  const { choices, looks, span_ns: whole } = data.timeline;
+  const { choices, looks } = data.timeline;
   const drawing = byId("drawing-timeline");
   const slider = byId("cap");
   const ms = (ns) => ns / 1e6;
@@ -71,7 +71,10 @@
   const MOST_RING_STEPS = 400; // in view: more cannot be told apart
 
   let choice = Number(slider.value);
-  let view = [...whole]; // of the time axis, ticks
+  // the time axis, ticks: of the scenario's own step, longer where another is
+  const own = choices[Number(slider.defaultValue)].span_ns;
+  let whole = own;
+  let view = [...whole];
   let spokenOf = -1;
   let stops = []; // of the arrow keys, the slowest rank's collectives: [trace, point, words]
 
@@ -239,6 +242,10 @@
   const choose = () => {
     choice = Number(slider.value);
     spokenOf = -1;
+    const isWhole = view[0] === whole[0] && view[1] === whole[1];
+    const { span_ns: now } = choices[choice];
+    whole = [Math.min(own[0], now[0]), Math.max(own[1], now[1])];
+    if (isWhole) view = [...whole];
     for (const part of all("[data-choice]")) part.hidden = Number(part.dataset.choice) !== choice;
     byId("cap-shown").textContent = choices[choice].spoken;
     slider.setAttribute("aria-valuetext", choices[choice].spoken);
