@@ -14,6 +14,7 @@ __all__ = ["measurements_in"]
 
 _LONGEST = 500
 _LONGEST_S = 3.6e6
+_LONGER_ALONE = 1.2  # times a step: what a step without sync may take by chance
 _RANKS = re.compile(r"(?P<count>\d{1,7}) ?(?:gpus?|ranks?)?", re.IGNORECASE)
 _LAYOUT = re.compile(r"(?P<nodes>\d{1,7}) ?[x×] ?(?P<gpus>\d{1,4})")  # noqa: RUF001 -- people write it
 _AT = re.compile(r"(accumulation|batch)(?:_steps|_per_rank)?[ =]{1,3}(\d{1,7})", re.IGNORECASE)
@@ -46,12 +47,18 @@ def _check_waits(found: Sequence[Measurement], cluster: Cluster) -> None:
     """Raise InputError for a wait that is longer than the step that holds it."""
     own = [each for each in found if each.setting == (*_own_layout(cluster), None, None)]
     step_s = next((each.seconds for each in own if each.quantity == "step"), None)
+    advice = {
+        "exposed": (1.0, "give what one step waits"),
+        "data_wait": (1.0, "give what one step waits"),
+        "without_sync": (_LONGER_ALONE, "a step that sends nothing takes less; give both anew"),
+    }
     for each in own:
-        if each.quantity in ("exposed", "data_wait") and step_s and each.seconds > step_s:
+        times, what_to_do = advice.get(each.quantity, (0.0, ""))
+        if times and step_s and each.seconds > times * step_s:
             raise InputError(
                 each.quantity,
                 f"{format_duration(each.seconds)} is longer than the step, which takes "
-                f"{format_duration(step_s)}; give what one step waits",
+                f"{format_duration(step_s)}; {what_to_do}",
             )
 
 
@@ -89,6 +96,8 @@ def _all_reduces(text: str, cluster: Cluster) -> list[Measurement]:
         size = round(parse_bytes(label))
         if size < 4:
             raise ValueError(f"{shown(label)} is too small; {_SIZES}")
+        if size in found:
+            raise ValueError(f"{shown(text)} has two times for {label}; keep one")
         found[size] = Measurement(
             "all_reduce", seconds, cluster.nodes, cluster.gpus_per_node, size_bytes=size
         )

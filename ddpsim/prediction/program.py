@@ -19,6 +19,7 @@ from ddpsim.result.training import (
     paused_s,
 )
 from ddpsim.scenario.catalog import are_other_devices
+from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
@@ -134,6 +135,7 @@ def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator
             f"cluster.machine: {cluster.machine.name} has {cluster.machine.device}; its links are "
             f"taken for {cluster.device.name}"
         )
+    yield from _one_nic_of_many(cluster)
     mfu = mfu_of(scenario, model, step_s)
     if not mfu or mfu <= 1 or cluster.device.kind != "gpu":
         return
@@ -145,6 +147,21 @@ def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator
         )
     else:
         yield f"MFU {mfu:.0%} is of the {arithmetic.rate} peak; convolutions run in TF32 above it"
+
+
+def _one_nic_of_many(cluster: Cluster) -> Iterator[str]:
+    """A NIC as fast as each of a device's usual machine, which has several of them."""
+    stated, usual = cluster.inter_node, cluster.device.inter_node
+    if cluster.machine or cluster.nodes == 1 or not stated or not usual:
+        return
+    rate, usual_rate = stated.bandwidth_bytes_per_s, usual.bandwidth_bytes_per_s
+    if not rate or not usual_rate or "nics_per_node" in stated.model_fields_set:
+        return
+    if rate >= usual_rate and usual.nics_per_node > 1 and cluster.gpus_per_node > 1:
+        yield (
+            f"cluster.inter_node: one NIC of {format_bytes_per_s(rate)} serves a node; machines "
+            f"with {cluster.device.name} have {usual.nics_per_node}: state nics_per_node"
+        )
 
 
 def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:

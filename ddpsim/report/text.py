@@ -115,7 +115,8 @@ def _stragglers(result: Result, most: int) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict, file: str, settings: Sequence[str]) -> Iterator[str]:
-    yield from labelled("measured", verdict.text)
+    more = "; what could explain it:" if verdict.explanations else ""
+    yield from labelled("measured", f"{verdict.text}{more}")
     for explanation in verdict.explanations:
         yield from labelled("", f"- {explanation}")
     if verdict.explanations:

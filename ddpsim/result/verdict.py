@@ -54,7 +54,7 @@ def verdict(
     elif normal:
         text += f"normal, inside the {interval.level:.0%} interval"
     else:
-        text += "not normal, outside the interval; what could explain it:"
+        text += "not normal, outside the interval"
     likely = [each for each in causes if each.probability >= WORTH_SAYING][:_MOST]
     said = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
     return Verdict(measured_s, difference, normal, text, tuple(stretches), said, tuple(causes))

@@ -225,6 +225,8 @@ def test_steps_on_fewer_gpus_are_of_what_is_there() -> None:
         ({"exposed": "-1 ms"}, "exposed: '-1 ms' is negative"),
         ({"measured": "5 ms", "exposed": "6 ms"}, "exposed: 6.00 ms is longer than the step"),
         ({"measured": "5 ms", "data_wait": "6 ms"}, "data_wait: 6.00 ms is longer than the step"),
+        ({"measured": "95 ms", "without_sync": "400 ms"}, "sends nothing takes less; give both"),
+        ({"all_reduce": "1 MiB: 5 ms, 1 MiB: 6 ms"}, "has two times for 1 MiB; keep one"),
         ({"all_reduce": "5 ms"}, "all_reduce: '5 ms' lacks the size of the all-reduce; write"),
         ({"all_reduce": "1 B: 5 ms"}, "all_reduce: '1 B' is too small"),
     ],

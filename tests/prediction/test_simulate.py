@@ -80,6 +80,22 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
     assert says in warning
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("cluster={machine: dgx-a100, nodes: 1, device: h100}",), "its links are taken for h100"),
+        (("cluster.inter_node={bandwidth: 200 Gbit/s, transport: rdma}",), "state nics_per_node"),
+        (
+            ("workload.precision=fp32", "workload.memory_format=channels_last", "cluster.nodes=1"),
+            "of the fp32 peak; convolutions run in TF32 above it",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_device_is_warned_of(settings: tuple[str, ...], says: str) -> None:
+    (warning,) = predict("resnet50-2x8-25gbit", *settings).warnings
+    assert says in warning
+
+
 def test_a_number_is_no_scenario() -> None:
     for call in (ddpsim.simulate, ddpsim.observe):
         with pytest.raises(TypeError, match=r"5 is no Scenario: give what load_scenario"):
