@@ -48,7 +48,7 @@ def _(cap, ddpsim, nodes, scenario, view):
         f"ddp.gradient_as_bucket_view={str(view.value).lower()}",
     ]
     with TemporaryDirectory() as folder:
-        (file,) = copy_preset(scenario.value, Path(folder))
+        file, _ = copy_preset(scenario.value, Path(folder))
         asked = ddpsim.load_scenario(file, settings)
         caps = ddpsim.sweep(
             file,

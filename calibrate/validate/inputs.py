@@ -45,9 +45,10 @@ class Inputs:
         """A variant's prediction; caps that come to the same buckets are simulated once."""
         scenario = load_scenario(self.scenario(variant))
         options = variant.variant
-        same = resolve(scenario).program if options.is_bucket_choice else options
+        job = resolve(scenario)
+        same = job.program if options.is_bucket_choice else options
         if same not in self._simulated:
-            self._simulated[same] = predict_and_observe(scenario, ranks)
+            self._simulated[same] = predict_and_observe(job, ranks)
         return self._simulated[same]
 
     @property

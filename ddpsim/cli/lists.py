@@ -34,7 +34,7 @@ def list_names(
         list[str] | None, typer.Argument(help="Rows that hold all of these words alone.")
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
     """List models, devices, machines and others to name.
 
