@@ -83,7 +83,9 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
                 yield effect(what, replace(job, network=changed).step_s())
         sent = "collectives" if job.scenario.ddp.scatters_gradients else "all-reduces"
         yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
-        yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
+        yield effect(
+            "a network that takes no time, nor slows compute", job.step_s(network=1 / _ENDLESS)
+        )
     if job.program.loader:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
     data = job.scenario.workload.data

@@ -145,7 +145,7 @@ def test_sensitivity_is_the_jobs_own(board: Storyboard) -> None:
     found = {entry.what: entry for entry in board.sensitivity}
     changes = [entry.change_s for entry in board.sensitivity]
     assert changes == sorted(changes)
-    assert changes[0] == found["a network that takes no time"].change_s
+    assert changes[0] == found["a network that takes no time, nor slows compute"].change_s
     words = Page(page(board)).words
     for entry in board.sensitivity:
         assert f"{entry.what}{format_duration(entry.change_s)}{entry.change:+.1%}" in words
