@@ -39,7 +39,7 @@ class StartingPoint:
 
 
 def starting_point(learned: Iterable[Learned]) -> StartingPoint:
-    """The scenario that files tell together: of a key that two tell, the first one's holds."""
+    """The scenario that files tell together; of a key that two have, the first is taken."""
     document: dict[str, Any] = {"schema": "ddpsim/1"}
     assumed: list[str] = []
     for each in learned:
