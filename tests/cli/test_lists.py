@@ -47,7 +47,9 @@ def test_words_of_the_first_screen_are_explained(name: str) -> None:
     lines = (GOLDEN / f"{name}.txt").read_text("utf-8").splitlines()
     labels = {line[:12].strip() for line in lines[1:] if line[:1].isalpha()}
     parts = {line[2:15].strip() for line in lines if line.startswith("  ") and "%  #" in line}
-    trusted = lines[[line[:5] for line in lines].index("trust") :][:2]
+    trusted = lines[[line[:5] for line in lines].index("trust") :]
+    trusted = [line for line in trusted if line[:12].strip() in ("trust", "")]
+    trusted = [line for line in trusted if line[12] != " "][:2]  # not what goes on below
     labels |= parts | {line[12:].split("  ")[0] for line in trusted}
     assert {"bottleneck", "amount", "trust", "forward"} <= labels
     own = {"measured", "WARNING", "next", "more"}  # what they are stands behind them

@@ -6,30 +6,54 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outcome import Outcome
 from ruamel.yaml import YAML
 
+import ddpsim
+from ddpsim.units import format_bytes, format_duration, format_percent
+
 ROOT = Path(__file__).parent.parent.parent
-SCENARIO = str(ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml")  # 57.1 ms, 21.0 % exposed
+SCENARIO = str(ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml")
+STATED = ("--set", "workload.step_time=40 ms")
 Cli = Callable[..., Outcome]
 
 
+@pytest.fixture(scope="module")
+def result() -> ddpsim.Result:
+    return ddpsim.run(SCENARIO, step_time="40 ms")
+
+
+def test_conditions_that_hold(cli: Cli, result: ddpsim.Result) -> None:
+    step_ms, exposed_ms = 1e3 * result.iteration_time_s.mean, 1e3 * result.exposed_comm_s
+    for conditions in (
+        f"fits, step < {step_ms + 1} ms, exposed < {100 * exposed_ms / step_ms + 1} %",
+        f"exposed <= {exposed_ms + 1} ms,scaling>60 %, memory < 4 GiB",
+        "throughput >= 1000 samples/s",
+    ):
+        done = cli("run", SCENARIO, *STATED, "--require", conditions)
+        assert (done.code, done.err) == (0, "")
+        assert done.out.splitlines()[2].startswith("step  ")
+
+
 @pytest.mark.parametrize(
-    ("conditions", "why"),
+    ("condition", "figure"),
     [
-        ("fits, step < 60 ms, exposed < 25 %", ""),
-        ("exposed <= 12.1 ms,scaling>68 %, memory < 3 GiB, throughput >= 17000 samples/s", ""),
-        ("fits, step < 50 ms", "step < 50 ms is not met: it is 57.1 ms"),
-        ("exposed < 10 ms", "exposed < 10 ms is not met: it is 12.0 ms"),
-        ("mfu > 30 %, step < 1 s", "mfu > 30 % is not met: it is 8.7%"),
+        ("step < 10 ms", lambda r: format_duration(r.iteration_time_s.mean)),
+        ("exposed < 1 ms", lambda r: format_duration(r.exposed_comm_s)),
+        ("exposed < 1 %", lambda r: format_percent(r.exposed_comm_s / r.iteration_time_s.mean)),
+        ("mfu > 99 %", lambda r: format_percent(r.training.mfu)),
+        ("memory < 1 GiB", lambda r: format_bytes(r.memory_bytes_per_gpu.total)),
     ],
 )
-def test_conditions(cli: Cli, conditions: str, why: str) -> None:
-    done = cli("run", SCENARIO, "--require", conditions)
-    assert (done.code, done.err) == ((1, f"ddpsim: {why}\n") if why else (0, ""))
-    assert done.out.splitlines()[2].startswith("step  ")
+def test_a_condition_that_does_not_hold(
+    cli: Cli, result: ddpsim.Result, condition: str, figure: Callable[[Any], str]
+) -> None:
+    done = cli("run", SCENARIO, *STATED, "--require", f"fits, {condition}, step < 1 h")
+    says = f"ddpsim: {condition} is not met: it is {figure(result)}\n"
+    assert (done.code, done.err) == (1, says)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +84,11 @@ def test_a_job_that_does_not_fit_is_no_success(cli: Cli) -> None:
 def test_several_files_are_checked(cli: Cli, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("schema: ddpsim/1\n", "utf-8")
-    done = cli("check", SCENARIO, str(wrong), SCENARIO, "--require", "step < 50 ms")
+    done = cli("check", SCENARIO, str(wrong), SCENARIO, *STATED, "--require", "step < 10 ms")
     assert done.code == 2
     assert done.out.count(": ok, 16 ranks (2 x 8)\n") == 2
-    assert f"{wrong}:1:1  workload: is missing" in done.err
-    assert done.err.count("step < 50 ms is not met: it is 57.1 ms") == 2
+    assert f"{wrong}:1:1  cluster: is missing" in done.err
+    assert done.err.count("step < 10 ms is not met: it is ") == 2
 
 
 def test_the_hook_checks_scenarios() -> None:

@@ -121,7 +121,7 @@
     return lines.join("<br>");
   };
 
-  // a collective as its hidden and exposed pieces, the number of its bucket on the longest one
+  // a collective as its hidden and exposed pieces
   const piecesOf = (comm) => {
     const pieces = [];
     let now = comm.joined_ns;
@@ -144,7 +144,8 @@
       const longest = Math.max(...pieces.map(([, start, end]) => end - start));
       const labelled = pieces.findIndex(([, start, end]) => end - start === longest);
       pieces.forEach(([look, start, end], i) => {
-        const label = i === labelled && comm.bucket >= 0 ? `${comm.bucket}` : "";
+        const hasRoom = i === labelled || end - start > (view[1] - view[0]) / 60;
+        const label = hasRoom && comm.bucket >= 0 ? `${comm.bucket}` : "";
         const bar = addBar(row, looks[look], start, end, label, words);
         if (i === labelled && rank.is_slowest) stops.push([...bar, words]);
       });
