@@ -29,7 +29,7 @@ from ddpsim.scenario.starters import preset_text
 
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
 ELSEWHERE = ("srun", "dask", "helm", "kubectl", "marimo", "xdg-open", ".", "export")
-READS_FILES_ALONE = ("import", "show")
+READS_FILES_ALONE = ("capture", "import", "show")
 MODEL = {  # as `calibrate profile` writes one, nobody's
     "schema": "ddpsim.model-profile/1",
     "source": "SYNTHETIC",
