@@ -272,10 +272,15 @@ def _cells(size: Capacity, *, is_priced: bool) -> Iterator[str]:
     hours, cost = size.billed
     yield format_long_duration(size.calendar_s[0])
     yield _edges(size)
-    yield format_number(hours)
+    yield _narrow(hours)
     if is_priced:
-        yield "" if cost is None else format_number(cost)
+        yield "" if cost is None else _narrow(cost)
     yield {True: "yes", False: "NO", None: "?"}[size.fits]
+
+
+def _narrow(value: float) -> str:
+    """A number of at most nine characters."""
+    return format_number(value) if value < 9.995e6 else f"{format_number(value / 1e6)} M"
 
 
 def _edges(size: Capacity) -> str:
