@@ -26,6 +26,7 @@ __all__ = [
 
 _STANDARD_INPUT = Path("-")
 _MOST_CONTAINERS = 5_000_000  # lists and objects, of which each takes up to 90 bytes
+_DEEPEST, _TOO_DEEP = 100, "it is nested too deeply"
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -88,16 +89,30 @@ def json_of(text: str) -> Any:
 def json_value(text: str, at: int) -> tuple[Any, int]:
     """Parse the JSON value that begins at a place of a text; also says where it ends.
 
-    Raises ValueError, and its child JSONDecodeError where what follows could mend it.
+    Raises ValueError where it is nested deeper than 100, or holds a number of thousands of digits,
+    and its child JSONDecodeError where what follows could mend it.
     """
     try:
-        return _DECODER.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, at)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
     except json.JSONDecodeError:
         raise
     except ValueError:
         raise ValueError("a number in it has thousands of digits") from None
+    if text.count("[", at, end) + text.count("{", at, end) > _DEEPEST and _is_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value, end
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in inner for one in each if isinstance(one, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -35,7 +35,8 @@ def opens_or_parses(path: Path) -> bool:
             return True
         if isinstance(called, ast.Attribute) and called.attr in OPENS:
             owner = called.value.id if isinstance(called.value, ast.Name) else ""
-            if called.attr not in ("load", "loads") or owner in MODULES:
+            is_ours = owner == "text"  # ddpsim.importers.text
+            if owner in MODULES or (called.attr not in ("load", "loads") and not is_ours):
                 return True
     return False
 

@@ -36,6 +36,7 @@ _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
+_MOST_BYTES = 4 * 10**8  # of a log whose table is read
 _WANTED = "an nccl-tests log or our CSV"
 _ENOUGH = 3  # sizes from _LEAST_BYTES up, to tell of those of DDP
 _FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
@@ -102,7 +103,8 @@ def read_all_reduce(
         return _of_traces(source, operation, layout)
     if is_of_chakra(source):
         return _of_chakra(source, operation, layout)
-    lines = in_memory(source.given, lines_of(source, _WANTED))
+    stripped = (line.rstrip("\r\n") for line in lines_of(source, _WANTED))
+    lines = in_memory(source.given, stripped, _MOST_BYTES)
     begin = "".join(islice((line for line in lines if line.strip()), 2))
     if not begin:
         raise ImportFailedError(source.given, f"the file is empty; wanted {_WANTED}")
@@ -113,7 +115,7 @@ def read_all_reduce(
     if begin.lstrip().startswith("{"):
         read = "nccl-tests JSON", read_json(source.given, read_text(source, _WANTED), operation)
     else:
-        read = _read_lines(source.given, [line.rstrip("\r\n") for line in lines], operation, layout)
+        read = _read_lines(source.given, lines, operation, layout)
     return _log(source.given, *read, operation)
 
 

@@ -24,6 +24,11 @@ class Intervals:
         lengths = (end - start for start, end in zip(self.starts, self.ends, strict=True))
         self._before = [0.0, *accumulate(lengths)]
 
+    @property
+    def length(self) -> float:
+        """How long they take together."""
+        return self._before[-1]
+
     def __contains__(self, time: float) -> bool:
         index = bisect_right(self.starts, time) - 1
         return index >= 0 and time < self.ends[index]

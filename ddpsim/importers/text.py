@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -30,16 +31,24 @@ __all__ = [
     "header_of",
     "in_memory",
     "lines_of",
+    "listed",
+    "number",
+    "parsed",
+    "parts_of",
+    "printed",
+    "read_text",
+    "table",
+    "uncoloured",
+    "whole",
 ]
-__all__ += ["listed", "number", "parsed", "printed", "read_text", "table", "uncoloured", "whole"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Item = TypeVar("_Item")
-_BEGIN = 2**13  # bytes that tell the encoding
 LARGEST_TEXT = 2**26  # characters of a document or a table
-_LARGEST_LOG = 2**32
-_LONGEST_LINE = 2**16
-_MOST_KEPT_BYTES = 10**9
+_BEGIN = 2**13  # bytes that tell the encoding
+_LARGEST_LOG = 2**32  # characters
+_PART, _OVERLAP, _LONGEST_LINE = 2**20, 1000, 2**16
+_MOST_KEPT_BYTES, _MOST_ROWS = 10**9, 1_000_000
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _TAG = re.compile(
@@ -110,40 +119,52 @@ def read_text(source: SourceFile, wanted: str) -> str:
     return text
 
 
-def lines_of(source: SourceFile, wanted: str) -> Iterator[str]:
-    """Lines of a log one after the other, with their ends; a bar's carriage return is one.
+def parts_of(source: SourceFile, wanted: str) -> Iterator[str]:
+    """Long parts of a log without colours, each after the end of the one before it.
 
-    A line of more than 64 Ki characters comes in parts. Raises ImportFailedError.
+    What has less than 1,000 characters stands whole in one of them. Raises ImportFailedError.
     """
-    left = _LARGEST_LOG
+    end, left = "", _LARGEST_LOG
     with foreign_text(source, wanted, of_many_programs=True) as file:
-        while line := file.readline(_LONGEST_LINE):
-            yield line
-            left -= len(line)
+        while part := file.read(_PART):
+            yield uncoloured(end + part)
+            end, left = part[-_OVERLAP:], left - len(part)
             if left < 0:
                 raise ImportFailedError(
                     source.given, "holds more than 4 GiB of text; give the part of one rank"
                 )
 
 
-def in_memory(name: str, items: Iterable[_Item]) -> list[_Item]:
-    """A list of what is kept of a file, at most 1 GB; raises ImportFailedError beyond it."""
-    kept, left = [], _MOST_KEPT_BYTES
+def lines_of(source: SourceFile, wanted: str) -> Iterator[str]:
+    """Lines of a log one after the other, with their ends; a bar's carriage return is one.
+
+    A line of more than 64 Ki characters comes in parts. Raises ImportFailedError.
+    """
+    with foreign_text(source, wanted, of_many_programs=True) as file:
+        while line := file.readline(_LONGEST_LINE):
+            yield line
+
+
+def in_memory(name: str, items: Iterable[_Item], most_bytes: int = _MOST_KEPT_BYTES) -> list[_Item]:
+    """A list of what is kept of a file; raises ImportFailedError where it takes more memory."""
+    kept, left = [], most_bytes
     for item in items:
         kept.append(item)
-        left -= held_bytes(item)
+        left -= _held_bytes(item)
         if left < 0:
             raise ImportFailedError(
-                name, "tells more than 1 GB of memory can hold; give fewer steps, or one rank's"
+                name,
+                f"tells more than {most_bytes / 1e9:.1g} GB of memory can hold; give fewer steps, "
+                "or one rank's",
             )
     return kept
 
 
-def held_bytes(value: Any) -> int:
+def _held_bytes(value: Any) -> int:
     """How much memory a value takes with all that it holds."""
     inside = value.values() if isinstance(value, dict) else value
     if isinstance(value, (dict, list, tuple)):
-        return getsizeof(value) + 16 + sum(map(held_bytes, inside))
+        return getsizeof(value) + 16 + sum(map(_held_bytes, inside))
     return getsizeof(value)
 
 
@@ -223,7 +244,7 @@ def table(
         named = reader.fieldnames or ()
         missing = [column for column in columns if column not in named]
         twice = [column for column in columns if list(named).count(column) > 1]
-        rows = [(reader.line_num + first - 1, row) for row in reader]
+        rows = [(reader.line_num + first - 1, row) for row in islice(reader, _MOST_ROWS + 1)]
     except csv.Error as error:
         raise ImportFailedError(name, f"this is not CSV: {error}", reader.line_num) from None
     wanted = f"wanted {','.join(columns)}"
@@ -231,6 +252,8 @@ def table(
         raise ImportFailedError(name, f"lacks the column {missing[0]}; {wanted}", first)
     if twice:
         raise ImportFailedError(name, f"names the column {twice[0]} twice; keep one of them", first)
+    if len(rows) > _MOST_ROWS:
+        raise ImportFailedError(name, f"holds more than {_MOST_ROWS:,} rows")
     if not rows:
         raise ImportFailedError(name, f"holds no row below its header; {wanted}")
     for line, row in rows:

@@ -18,11 +18,11 @@ from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
 from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, Connection, debug_log
 from ddpsim.importers.nccl.text import has_rows
-from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of
+from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of, parts_of
 from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
 from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, unpickled
 from ddpsim.importers.training.runs import TooLittle
-from ddpsim.importers.training.step_lines import step_lines
+from ddpsim.importers.training.step_lines import has_marks, step_lines
 from ddpsim.importers.training.trainer_state import trainer_state
 from ddpsim.recorded.learned import Learned
 from ddpsim.recorded.traced_job import traced_job, usual_layout
@@ -66,7 +66,7 @@ def recognise(path: Path) -> list[Learned]:
     document = _document(source)
     if isinstance(document, dict):
         return [_of_json(source, document)]
-    found = [each for read in _OF_LOGS for each in read(source)]
+    found = [each for read in _readers(source) for each in read(source)]
     if not found:
         raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
     if all(each.tells_nothing for each in found):
@@ -256,19 +256,19 @@ def _timed(log: AllReduceLog, operation: Logged) -> Learned:
 
 
 def _benchmark(source: SourceFile) -> Iterator[Learned]:
-    if any(_is_of_benchmark(line) for line in lines_of(source, KNOWN)):
-        yield _collectives(source)
+    yield _collectives(source)
 
 
-def _is_of_benchmark(line: str) -> bool:
-    has_word = any(word in line for word in _BENCHMARKS)
-    return has_word or has_rows(line) or header_of([line], _CSV) is not None
+def _is_of_benchmark(text: str) -> bool:
+    if any(word in text for word in _BENCHMARKS) or has_rows(text):
+        return True
+    named = [column for column in _CSV if column in text]
+    return len(named) > 1 and header_of(text.splitlines(), _CSV) is not None
 
 
 def _debug(source: SourceFile) -> Iterator[Learned]:
     log = debug_log(source.given, lines_of(source, KNOWN))
-    is_debug = any("NCCL INFO" in line for line in lines_of(source, KNOWN))
-    if not is_debug or (not log.connections and any(map(has_rows, lines_of(source, KNOWN)))):
+    if not log.connections and any(map(has_rows, parts_of(source, KNOWN))):
         return
     ways = dict.fromkeys(_way(each) for each in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
@@ -327,6 +327,22 @@ def _logged(source: SourceFile) -> Iterator[Learned]:
         yield _ddp(source.given, ddp_logging(source.given, data))
 
 
-_OF_LOGS: tuple[Callable[[SourceFile], Iterator[Learned]], ...] = (
-    *(_debug, _benchmark, _logged, _steps),
+# what reads a log, and whether something of it stands in a part of one
+_OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str], bool]], ...] = (
+    (_debug, lambda text: "NCCL INFO" in text),
+    (_benchmark, _is_of_benchmark),
+    (_logged, lambda text: "bucket_sizes" in text),
+    (_steps, has_marks),
 )
+
+
+def _readers(source: SourceFile) -> list[Callable[[SourceFile], Iterator[Learned]]]:
+    """Those that may find something in a log."""
+    left, found = dict(_OF_LOGS), []
+    for part in parts_of(source, KNOWN):
+        for read in [read for read, is_one in left.items() if is_one(part)]:
+            found.append(read)
+            del left[read]
+        if not left:
+            break
+    return [read for read, _ in _OF_LOGS if read in found]

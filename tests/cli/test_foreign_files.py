@@ -59,6 +59,16 @@ def test_deep_json_is_one_error_wherever_it_is_named(tmp_path: Path, cli: Cli) -
         assert "deep.json" in done.err
 
 
+@pytest.mark.parametrize(("depth", "is_read"), [(100, True), (101, False)])
+def test_how_deep_json_may_be_does_not_depend_on_python(*, depth: int, is_read: bool) -> None:
+    text = "[" * depth + "1" + "]" * depth
+    if is_read:
+        assert str(json_of(text)) == text
+        return
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_of(text)
+
+
 def shell(tmp_path: Path, line: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "a.yaml").write_text(SCENARIO)
     ddpsim = f"{sys.executable} -m ddpsim"
@@ -102,9 +112,21 @@ def test_a_document_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyP
 def test_what_is_kept_of_a_log_is_bounded(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "_MOST_KEPT_BYTES", 10_000)
+    monkeypatch.setattr(text.in_memory, "__defaults__", (10_000,))
     (tmp_path / "a.log").write_text("\r".join(f"{i}/9 [00:01<00:01, 1.00s/it]" for i in range(99)))
-    assert "tells more than 1 GB of memory can hold" in cli("import", str(tmp_path / "a.log")).err
+    assert "GB of memory can hold; give fewer steps" in cli("import", str(tmp_path / "a.log")).err
+
+
+def test_tables_have_so_many_rows(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_MOST_ROWS", 9)
+    monkeypatch.setattr("ddpsim.planning.sweeps.grid.MOST_POINTS", 9)
+    (tmp_path / "a.csv").write_text("size_bytes,time_us,nodes,gpus_per_node\n" + 10 * "1,1,1,2\n")
+    (tmp_path / "a.yaml").write_text(SCENARIO)
+    assert "holds more than 9 rows" in cli("import", str(tmp_path / "a.csv")).err
+    sweep = cli("sweep", str(tmp_path / "a.yaml"), "--axis", str(tmp_path / "a.csv"))
+    assert "a.csv: holds more than 9 rows" in sweep.err
 
 
 @pytest.mark.parametrize("unit", [b"{},", b"[],"])

@@ -175,3 +175,22 @@ def test_a_mutated_trace_is_read_or_refused(
         path.write_bytes(path.read_bytes()[: -cut - 1])
     with suppress(ScenarioError):
         assert ddpsim.simulate(scenario(path)).iteration_time_s.mean > 0
+
+
+def test_steps_that_overlap_are_refused(tmp_path: Path) -> None:
+    writer = Writer()
+    for _ in range(3):
+        writer.step(STEP)
+    step = next(event for event in writer.events if event["name"].startswith("ProfilerStep#"))
+    writer.events += [step | {"name": f"ProfilerStep#{number}"} for number in range(10, 20)]
+    with pytest.raises(ImportFailedError, match=r"its steps \(ProfilerStep\) overlap"):
+        read(writer.save(tmp_path / "trace.json"))
+
+
+def test_a_backward_on_many_threads_is_refused(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.step(STEP)
+    ready = next(event for event in writer.events if event["name"].endswith("::AccumulateGrad"))
+    writer.events += [ready | {"tid": thread} for thread in range(1000, 1065)]
+    with pytest.raises(ImportFailedError, match="on too many threads"):
+        read(writer.save(tmp_path / "trace.json"))

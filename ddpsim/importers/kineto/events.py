@@ -47,6 +47,7 @@ _LONGEST_CALL_US = 100.0
 # a longer pause between two kernels of which both are launched is a wait, not the device's own
 _LONGEST_PAUSE_US = 10.0
 _MOST_LOST = 0.05  # of the kernels' time: as much as a prediction may be off by other reasons
+_MOST_THREADS = 64  # of the backward: torch has one a device
 MOST = 10**12  # of elements, and of numbers of launches
 
 
@@ -91,6 +92,10 @@ class TraceEvents:
                 f"holds {lacks} (no AccumulateGrad); record whole training steps with "
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
+        if len(self.backward_threads) > _MOST_THREADS:
+            raise ImportFailedError(
+                file.name, "runs its backward on too many threads; record one process"
+            )
         self.device = self._one_device()
 
     def _one_device(self) -> int:
@@ -109,6 +114,7 @@ class TraceEvents:
         """The steps: from ProfilerStep, or else each from one optimizer's last step to the next."""
         marked = [op for op in self.ops if op.name.startswith("ProfilerStep#")]
         if marked:
+            self._check_apart(marked)
             return [Window(op.name, op.start_us, op.end_us) for op in marked]
         ends_us = self._last_optimizers_us()
         if not ends_us:
@@ -120,6 +126,14 @@ class TraceEvents:
             )
         spans = pairwise([self.ops[0].start_us, *ends_us])
         return [Window(f"step {i}", start, end) for i, (start, end) in enumerate(spans, 1)]
+
+    def _check_apart(self, steps: Sequence[Event]) -> None:
+        """Each event is then of few steps, and reading takes time in proportion to the file."""
+        spans = Intervals((op.start_us, op.end_us) for op in steps)
+        if sum(op.end_us - op.start_us for op in steps) > 2 * spans.length:
+            raise ImportFailedError(
+                self.name, "its steps (ProfilerStep) overlap; record one process with one profiler"
+            )
 
     def _last_optimizers_us(self) -> list[float]:
         """When each step's last optimizer ended: none follows before the next gradient."""

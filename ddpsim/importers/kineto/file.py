@@ -43,7 +43,9 @@ _OLD_DEVICES = "computeProperties"  # the key of the first versions
 _HEAD = ("ddpsim", "schemaVersion", "distributedInfo", "deviceProperties", _OLD_DEVICES)
 _NOTHING: dict[str, Any] = {}
 _LARGEST = 2**30  # characters
+_MOST_KEPT_BYTES = 2 * 10**9  # of events: names that come again count each time
 _BEGINNING = 4096
+_MOST_SHARED = 10_000
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
 
@@ -119,7 +121,8 @@ def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | 
         return head, None
     for key in stream.members():
         if key == "traceEvents" and stream.next_mark() == "[":
-            events = in_memory(name, filter(None, map(partial(_event, name), stream.items())))
+            found = filter(None, map(partial(_event, name, {}), stream.items()))
+            events = in_memory(name, found, _MOST_KEPT_BYTES)
             continue
         value = stream.value()
         if key in _HEAD:
@@ -141,7 +144,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _event(name: str, item: Any) -> Event | None:
+def _event(name: str, seen: dict[str, Any], item: Any) -> Event | None:
     """What is read of an item; None: nothing."""
     if not isinstance(item, dict):
         return None
@@ -154,17 +157,24 @@ def _event(name: str, item: Any) -> Event | None:
         end_us = item["ts"] + item["dur"]
     # the same names come back thousands of times
     title = intern(str(item.get("name")))
-    args = _kept(kind, title, item.get("args"))
+    args = _kept(kind, title, item.get("args"), seen)
     event = Event(kind, title, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
     _check(name, event)
     return event
 
 
-def _kept(kind: Kind, name: str, args: Any) -> dict[str, Any]:
+def _kept(kind: Kind, name: str, args: Any, seen: dict[str, Any]) -> dict[str, Any]:
     """What is read of an event's arguments, which are most of a file."""
     if not isinstance(args, dict) or (kind == "op" and not name.startswith(_SIZED)):
         return _NOTHING
-    return {key: args[key] for key in _ARGS[kind] if key in args}
+    return {key: _shared(args[key], seen) for key in _ARGS[kind] if key in args}
+
+
+def _shared(value: Any, seen: dict[str, Any]) -> Any:
+    """The equal list or text that was seen before: sizes and types come back in each step."""
+    if isinstance(value, int) or len(seen) > _MOST_SHARED:
+        return value
+    return seen.setdefault(repr(value), value)
 
 
 def _check(name: str, event: Event) -> None:

@@ -40,11 +40,20 @@ from ddpsim.importers.nccl.devices import (
     layout_of,
     only_layout,
 )
-from ddpsim.importers.nccl.text import Device, Line, TextRow, is_figure, plain_lines, table_rows
+from ddpsim.importers.nccl.text import (
+    Device,
+    Line,
+    TextRow,
+    has_rows,
+    is_figure,
+    plain_lines,
+    table_rows,
+)
 from ddpsim.importers.text import listed, number, whole
 
 __all__ = ["read_json", "read_text_log"]
 
+_MOST_ROWS = 100_000
 _TOLD = 0.1  # GB/s, from which on two digits are printed
 _FASTEST_S, _NEAR = 1e-6, 1.2
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
@@ -66,6 +75,8 @@ def read_text_log(
     Runs of other collectives are left out if some are of `operation`. `layout` is that of a log
     without a list of devices.
     """
+    if sum(map(has_rows, texts)) > _MOST_ROWS:
+        raise ImportFailedError(name, f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
     lines, notes = only_runs_of(name, operation, plain_lines(texts))
     _check_said(name, lines, operation)
     found = table_rows(lines)

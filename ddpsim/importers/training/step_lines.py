@@ -32,7 +32,7 @@ from ddpsim.importers.training.trainer_state import MARKS_OF_TRAINER, trainer_li
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["step_lines"]
+__all__ = ["has_marks", "step_lines"]
 
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 
@@ -164,6 +164,11 @@ _FORMATS = (
 
 _EVERY_MARK = {*MARKS_OF_BARS, *MARKS_OF_TRAINER, *(mark for f in _FORMATS for mark in f.marks)}
 _MARKS = re.compile("|".join(map(re.escape, sorted(_EVERY_MARK))))
+
+
+def has_marks(text: str) -> bool:
+    """Whether something stands in a text by which lines of some program are found."""
+    return _MARKS.search(text) is not None
 
 
 def step_lines(name: str, log: Iterable[str]) -> list[StepLines | TooLittle]:

@@ -51,6 +51,8 @@ class Axis:
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise _refused(f"--axis {path}", f"cannot be read: {why}") from None
+        if text.count("\n") > MOST_POINTS:
+            raise _refused(str(path), f"holds more than {MOST_POINTS:,} rows")
         reader = csv.reader(StringIO(text), skipinitialspace=True)
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
         lines = [(line, row) for line, row in lines if any(row)]
