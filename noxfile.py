@@ -56,6 +56,24 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Each reader for three minutes, and 2,000 scenarios; needs the extra `fuzz`."""
+    found = Path("build/fuzz/found")
+    found.mkdir(parents=True, exist_ok=True)
+    for reader in ("import", "kineto", "chakra"):
+        limits = ("-max_total_time=180", "-rss_limit_mb=3000", f"-artifact_prefix={found}/")
+        session.run("python", "tools/fuzzing/readers.py", reader, f"build/fuzz/{reader}", *limits)
+    session.run("python", "tools/fuzzing/scenarios.py", "2000", *session.posargs)
+
+
+@nox.session(venv_backend="uv|virtualenv")
+def audit(session: nox.Session) -> None:
+    """Known faults of ddpsim's requirements, as PyPI lists them."""
+    session.install(".", "pip-audit")
+    session.run("pip-audit", "--local", "--skip-editable")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation as a site, in `site`; a link that leads nowhere fails."""
     session.run("mkdocs", "build", "--strict", *session.posargs)

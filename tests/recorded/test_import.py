@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from collections.abc import Callable
@@ -160,6 +161,11 @@ def test_what_files_tell_is_in_the_scenario(files: Path) -> None:
     }
 
 
+def test_a_zipped_log_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(NANOGPT.encode()))
+    assert recognise(tmp_path / "a.log.gz")[0].kind == "step lines of nanoGPT"
+
+
 def test_a_log_of_two_kinds_tells_both(files: Path) -> None:
     (files / "train.log").write_text(DEBUG + NANOGPT)
     kinds = [each.kind for each in recognise(files / "train.log")]
@@ -228,21 +234,41 @@ def test_a_pickle_runs_no_code(files: Path, capsys: pytest.CaptureFixture[str]) 
 _REPLACED = (b"1e999", b"-1", b"99999999999999999999", b"null", b"[]", b"nan", b"\x00", b"")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_broken_files_end_in_an_answer_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
-    """Cut off, with parts swapped, or with a piece in place of another."""
-    content = SAMPLES[data.draw(st.sampled_from(sorted(SAMPLES)))]
-    at, to = sorted(data.draw(st.lists(st.integers(0, len(content)), min_size=2, max_size=2)))
-    middle = data.draw(st.sampled_from((content[at:to][::-1], *_REPLACED)))
-    broken = tmp_path / "broken"
-    broken.write_bytes(content[:at] + middle + (content[to:] if data.draw(st.booleans()) else b""))
+# inputs of which each ended in an answer or an error of its own: Atheris, from the samples above
+KEPT = [
+    each.encode("latin-1")
+    for each in json.loads(
+        gzip.decompress((Path(__file__).parents[1] / "data" / "fuzzed-import.json.gz").read_bytes())
+    )
+]
+
+
+def answered(content: bytes, folder: Path) -> None:
+    """It is an answer within reason, or one error."""
+    (folder / "file").write_bytes(content)
     try:
-        learned = recognise(broken)
+        learned = recognise(folder / "file")
         ddpsim.load_scenario(starting_point(learned).document)
     except DdpsimError:
         return
     assert all(each.step_s is None or 0 < each.step_s < 3.6e6 for each in learned)
+
+
+def test_what_a_fuzzer_kept_ends_in_an_answer_or_one_error(tmp_path: Path) -> None:
+    assert len(KEPT) > 100
+    for each in KEPT:
+        answered(each, tmp_path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_broken_files_end_in_an_answer_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
+    """Cut off, with parts swapped, or with a piece in place of another."""
+    content = data.draw(st.sampled_from(KEPT))
+    at, to = sorted(data.draw(st.lists(st.integers(0, len(content)), min_size=2, max_size=2)))
+    middle = data.draw(st.sampled_from((content[at:to][::-1], *_REPLACED)))
+    rest = content[to:] if data.draw(st.booleans()) else b""
+    answered(content[:at] + middle + rest, tmp_path)
 
 
 # what a coverage-guided fuzzer found in half an hour

@@ -1,4 +1,4 @@
-"""Fuzz a reader of traces with Atheris: python tools/fuzzing/readers.py chakra|kineto CORPUS ARGS.
+"""Fuzz a reader with Atheris: python tools/fuzzing/readers.py import|chakra|kineto CORPUS ARGS.
 
 CORPUS: a folder of inputs, kept from run to run; it is seeded with those of the tests. ARGS: of
 libFuzzer, such as -max_total_time=1800. Every input must end in an answer within reason or in one
@@ -22,7 +22,10 @@ import atheris
 with atheris.instrument_imports(include=["ddpsim.importers", "ddpsim.recorded"]):
     from ddpsim.importers.chakra import read_chakra
     from ddpsim.importers.kineto.ranks import read_rank_traces
+    from ddpsim.recorded.learned import starting_point
+    from ddpsim.recorded.recognise import recognise
     from ddpsim.recorded.replay import replay
+from ddpsim import load_scenario
 from ddpsim.errors import DdpsimError
 from ddpsim.scenario.quantity import SourceFile
 
@@ -38,6 +41,18 @@ REPLAYED = 0.2  # of those that can be read
 def _check(times_s: list[float]) -> None:
     if not all(isfinite(each) and 0 <= each < 1e11 for each in times_s):
         raise ValueError(times_s)
+
+
+def any_file(content: bytes) -> None:
+    """Import a file of any kind, and check the scenario that it starts."""
+    path = SCRATCH / "file"
+    path.write_bytes(content)
+    try:
+        learned = recognise(path)
+        load_scenario(starting_point(learned).document)
+    except DdpsimError:
+        return
+    _check([each.step_s for each in learned if each.step_s is not None])
 
 
 def chakra(content: bytes) -> None:
@@ -118,12 +133,14 @@ def _change(document: dict[str, Any], events: list[dict[str, Any]], chance: rand
 
 def _seeds(reader: str) -> list[bytes]:
     """The inputs that the tests keep, as a fuzzer reads them."""
-    kept = TESTS / "data" / f"fuzzed-{reader}.json"
     if reader == "chakra":
+        kept = TESTS / "data" / "fuzzed-chakra.json"
         return [bytes.fromhex(each) for each in json.loads(kept.read_text())]
     packed = TESTS / "data" / f"fuzzed-{reader}.json.gz"
     return [each.encode("latin-1") for each in json.loads(gzip.decompress(packed.read_bytes()))]
 
+
+READERS = {"import": any_file, "chakra": chakra, "kineto": kineto}
 
 if __name__ == "__main__":
     reader, corpus = sys.argv[1], Path(sys.argv[2])
@@ -132,5 +149,5 @@ if __name__ == "__main__":
         (corpus / f"seed{number}").write_bytes(seed)
     mutator = {"custom_mutator": changed_json} if reader == "kineto" else {}
     arguments = [sys.argv[0], str(corpus), "-max_len=65536", *sys.argv[3:]]
-    atheris.Setup(arguments, {"chakra": chakra, "kineto": kineto}[reader], **mutator)
+    atheris.Setup(arguments, READERS[reader], **mutator)
     atheris.Fuzz()
