@@ -26,7 +26,7 @@ def _commands(path: Path) -> str:
 
 
 def test_the_workflows_are_there() -> None:
-    assert NAMES == ["ci", "release"]
+    assert NAMES == ["ci", "nightly", "release", "weekly"]
 
 
 @each_workflow
@@ -41,9 +41,18 @@ def test_a_workflow_has_limits_and_steps(path: Path) -> None:
 
 
 @each_workflow
-def test_actions_are_pinned_by_major_version(path: Path) -> None:
-    used = [step["uses"] for step in _steps(path) if "uses" in step]
-    assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", name)] == []
+def test_actions_are_pinned_by_commit(path: Path) -> None:
+    """With the version beside it, for those who read and for those who update."""
+    used = re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    pinned = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
+    assert [name for name in used if not pinned.fullmatch(name)] == []
+
+
+def test_images_are_pinned_by_digest_and_run_as_a_user_of_their_own() -> None:
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    images = [line for line in lines if line.startswith("FROM ")]
+    assert [line for line in images if not re.search(r"@sha256:[0-9a-f]{64}\b", line)] == []
+    assert "USER ddpsim" in lines[lines.index(images[-1]) :]
 
 
 @each_workflow
