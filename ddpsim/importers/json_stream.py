@@ -44,9 +44,9 @@ class JsonStream:
             self._at += 1
             return
         while True:
-            name = self.value()
-            if not isinstance(name, str):
-                raise ValueError("a name is no text")
+            if self.next_mark() != '"':
+                raise ValueError("Expecting property name enclosed in double quotes")
+            name: str = self.value()
             self._expect(":")
             yield name
             if self._expect(",}") == "}":
@@ -82,7 +82,9 @@ class JsonStream:
             except JSONDecodeError as error:  # or the rest of it is still to come
                 if len(self._held) - self._at > _LONGEST_VALUE:
                     raise TooLargeError(f"a value is broken ({error.msg}) or too long") from None
+                begun = self._at
                 if not self._more():
+                    self._at = error.pos - begun
                     raise ValueError(error.msg) from None
                 continue
             if end == len(self._held) and self._more():  # a number may go on

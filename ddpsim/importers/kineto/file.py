@@ -76,8 +76,10 @@ def read_trace_file(source: SourceFile) -> TraceFile:
     with foreign_text(source, _HOW) as text, _no_collector():
         stream = JsonStream(text, _LARGEST)
         try:
-            if not stream.next_mark():
-                raise ImportFailedError(name, f"the file is empty; {_HOW}")
+            mark = stream.next_mark()
+            if mark not in ("{", "["):
+                what = "this is no JSON, and a trace is" if mark else "the file is empty"
+                raise ImportFailedError(name, f"{what}; {_HOW}")
             head, events = _read(name, stream)
         except TooLargeError as error:
             raise ImportFailedError(

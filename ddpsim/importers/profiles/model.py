@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
@@ -190,8 +191,10 @@ def _read_csv(name: str, text: str) -> ModelProfile:
 def _read_json(name: str, text: str) -> ModelProfile:
     try:
         data = json_of(text)
+    except JSONDecodeError as error:
+        raise ImportFailedError(name, f"this is not JSON: {error.msg}", error.lineno) from None
     except ValueError as error:
-        raise ImportFailedError(name, f"this is not JSON: {error}") from None
+        raise ImportFailedError(name, f"this is no profile: {error}") from None
     if data.get("schema") != SCHEMA:
         found = shown(data.get("schema"))
         raise ImportFailedError(name, f"its schema is {found}; wanted {SCHEMA!r}")
