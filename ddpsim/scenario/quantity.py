@@ -132,6 +132,8 @@ def _source(value: Any, info: ValidationInfo) -> SourceFile:
         is_there = path.is_file() or path.is_dir()
     except OSError as error:  # a name too long, a folder that may not be searched
         raise ValueError(f"{shown(name)} cannot be read: {error.strerror}") from None
+    if not is_there and path.exists():
+        raise ValueError(f"{shown(name)} is a pipe or a device; name a file")
     if not is_there:
         raise ValueError(f"no such file: {shown(name)} ({_where(name, base)})")
     return SourceFile(name, path)

@@ -48,6 +48,8 @@ def test_files_that_scenarios_and_grids_name_are_opened_alike(tmp_path: Path, cl
     (tmp_path / "a.yaml").write_text(SCENARIO)
     done = cli("sweep", str(tmp_path / "a.yaml"), "--axis", str(tmp_path / "axis.csv"))
     assert SAVE in done.err
+    done = cli("check", str(tmp_path / "a.yaml"), "--set", "cluster.all_reduce=/dev/zero")
+    assert "'/dev/zero' is a pipe or a device; name a file" in done.err
 
 
 def test_deep_json_is_one_error_wherever_it_is_named(tmp_path: Path, cli: Cli) -> None:
