@@ -114,13 +114,16 @@ def main(count: int, seed: int) -> None:
     schema = Scenario.model_json_schema(by_alias=True)
     known = [each for each in keys(schema, schema) if each[0] not in ("schema", "name")]
     found: Counter[str] = Counter()
-    for _ in range(count):
-        path = chance.choice(SCENARIOS)
-        settings, tried = drawn(path, known, schema, chance)
-        said = simulated(path, settings)
-        found += tried + Counter([said])
-        if "FAULT" in said or "over" in said:
-            print(said, path.name, *(f"--set '{each}'" for each in settings), flush=True)
+    try:
+        for _ in range(count):
+            path = chance.choice(SCENARIOS)
+            settings, tried = drawn(path, known, schema, chance)
+            said = simulated(path, settings)
+            found += tried + Counter([said])
+            if "FAULT" in said or "over" in said:
+                print(said, path.name, *(f"--set '{each}'" for each in settings), flush=True)
+    except KeyboardInterrupt:
+        print("stopped")
     for said, times in found.most_common():
         print(f"{times:8,}  {said}")
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
