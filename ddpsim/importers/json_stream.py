@@ -33,6 +33,11 @@ class JsonStream:
         self._held, self._at, self._lines = "", 0, 0
 
     @property
+    def taken(self) -> int:
+        """How many characters were read."""
+        return self._most - self._left
+
+    @property
     def line(self) -> int:
         """The line that was reached, from 1."""
         return self._lines + self._held.count("\n", 0, self._at) + 1

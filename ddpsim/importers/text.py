@@ -29,6 +29,7 @@ __all__ = [
     "foreign",
     "foreign_text",
     "header_of",
+    "held_bytes",
     "in_memory",
     "lines_of",
     "listed",
@@ -150,7 +151,7 @@ def in_memory(name: str, items: Iterable[_Item], most_bytes: int = _MOST_KEPT_BY
     kept, left = [], most_bytes
     for item in items:
         kept.append(item)
-        left -= _held_bytes(item)
+        left -= held_bytes(item)
         if left < 0:
             raise ImportFailedError(
                 name,
@@ -160,11 +161,11 @@ def in_memory(name: str, items: Iterable[_Item], most_bytes: int = _MOST_KEPT_BY
     return kept
 
 
-def _held_bytes(value: Any) -> int:
+def held_bytes(value: Any) -> int:
     """How much memory a value takes with all that it holds."""
     inside = value.values() if isinstance(value, dict) else value
     if isinstance(value, (dict, list, tuple)):
-        return getsizeof(value) + 16 + sum(map(_held_bytes, inside))
+        return getsizeof(value) + 16 + sum(map(held_bytes, inside))
     return getsizeof(value)
 
 

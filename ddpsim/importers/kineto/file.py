@@ -9,13 +9,12 @@ import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from sys import intern
+from sys import getsizeof
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.importers.json_stream import JsonStream, TooLargeError
-from ddpsim.importers.text import foreign, foreign_text, in_memory
+from ddpsim.importers.text import foreign, foreign_text, held_bytes
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["TIMED", "Event", "TraceFile", "is_of_traces", "read_trace_file"]
@@ -43,9 +42,10 @@ _OLD_DEVICES = "computeProperties"  # the key of the first versions
 _HEAD = ("ddpsim", "schemaVersion", "distributedInfo", "deviceProperties", _OLD_DEVICES)
 _NOTHING: dict[str, Any] = {}
 _LARGEST = 2**30  # characters
-_MOST_KEPT_BYTES = 2 * 10**9  # of events: names that come again count each time
+_EVENT_BYTES, _ENTRY_BYTES = 200, 200  # with its times; of a dictionary
+_MOST_BYTES, _MOST_BYTES_A_CHARACTER = 1.4e9, 1.9  # of events
 _BEGINNING = 4096
-_MOST_SHARED = 10_000
+_MOST_SHARED = 100_000
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
 
@@ -123,8 +123,7 @@ def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | 
         return head, None
     for key in stream.members():
         if key == "traceEvents" and stream.next_mark() == "[":
-            found = filter(None, map(partial(_event, name, {}), stream.items()))
-            events = in_memory(name, found, _MOST_KEPT_BYTES)
+            events = _events(name, stream)
             continue
         value = stream.value()
         if key in _HEAD:
@@ -132,6 +131,40 @@ def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | 
     if stream.next_mark():
         raise ValueError("more follows")
     return head, events
+
+
+def _events(name: str, stream: JsonStream) -> list[Event]:
+    """What is read of the list that follows; raises TooLargeError where it takes much memory."""
+    events, shared, own_bytes = list[Event](), _Shared(), 0
+    for item in stream.items():
+        event = _event(name, shared, item)
+        if event is None:
+            continue
+        events.append(event)
+        own_bytes += _EVENT_BYTES + (getsizeof(event.args) if event.args else 0)
+        if own_bytes + shared.held_bytes > max(_MOST_BYTES, _MOST_BYTES_A_CHARACTER * stream.taken):
+            raise TooLargeError(f"its events take more than {_MOST_BYTES / 1e9:g} GB of memory")
+    return events
+
+
+class _Shared:
+    """Names, sizes and types: they come back in each step, and each is held once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+        self.held_bytes = 0
+
+    def __call__(self, value: Any) -> Any:
+        """An equal value that was seen before, or this one."""
+        if isinstance(value, int):
+            return value
+        key = value if isinstance(value, str) else f"\0{value!r}"
+        if key in self._seen:
+            return self._seen[key]
+        self.held_bytes += held_bytes(value) + _ENTRY_BYTES + len(key)
+        if len(self._seen) < _MOST_SHARED:
+            self._seen[key] = value
+        return value
 
 
 @contextmanager
@@ -146,7 +179,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _event(name: str, seen: dict[str, Any], item: Any) -> Event | None:
+def _event(name: str, shared: _Shared, item: Any) -> Event | None:
     """What is read of an item; None: nothing."""
     if not isinstance(item, dict):
         return None
@@ -157,26 +190,18 @@ def _event(name: str, seen: dict[str, Any], item: Any) -> Event | None:
     start_us, end_us = item.get("ts"), math.nan
     with suppress(KeyError, TypeError, OverflowError):  # then it is no time: _check says so
         end_us = item["ts"] + item["dur"]
-    # the same names come back thousands of times
-    title = intern(str(item.get("name")))
-    args = _kept(kind, title, item.get("args"), seen)
+    title = shared(str(item.get("name")))
+    args = _kept(kind, title, item.get("args"), shared)
     event = Event(kind, title, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
     _check(name, event)
     return event
 
 
-def _kept(kind: Kind, name: str, args: Any, seen: dict[str, Any]) -> dict[str, Any]:
+def _kept(kind: Kind, name: str, args: Any, shared: _Shared) -> dict[str, Any]:
     """What is read of an event's arguments, which are most of a file."""
     if not isinstance(args, dict) or (kind == "op" and not name.startswith(_SIZED)):
         return _NOTHING
-    return {key: _shared(args[key], seen) for key in _ARGS[kind] if key in args}
-
-
-def _shared(value: Any, seen: dict[str, Any]) -> Any:
-    """The equal list or text that was seen before: sizes and types come back in each step."""
-    if isinstance(value, int) or len(seen) > _MOST_SHARED:
-        return value
-    return seen.setdefault(repr(value), value)
+    return {key: shared(args[key]) for key in _ARGS[kind] if key in args}
 
 
 def _check(name: str, event: Event) -> None:
