@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.training import Made
 from calibrate.measure.model.user_code import said_of, users_own_errors
 from ddpsim.errors import shown
+from ddpsim.files import json_of, read_regular
 
 __all__ = ["source_of"]
 
+_LARGEST_BYTES = 2**24  # of a configuration
 _TOKENS = 1024  # of a sample, where a configuration allows more
 
 
@@ -90,7 +91,7 @@ def _config(library: Any, name: str) -> Any:
             )
         return kind()
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        stated = json_of(read_regular(path, _LARGEST_BYTES).decode("utf-8"))
         return library.AutoConfig.for_model(**stated)
     except OSError as error:
         raise MeasureError(f"{name} cannot be read: {error.strerror}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ddpsim.errors import shown
+from ddpsim.files import json_of, read_regular
 from ddpsim.scenario.suggest import in_own_words
 
 __all__ = ["MODEL_SCHEMA", "read_captured"]
@@ -145,8 +145,8 @@ def _read(given: str, path: Path, changed_ns: int, size_bytes: int) -> dict[str,
     if size_bytes > _MOST_BYTES:
         raise ValueError(f"{shown(given)} is too large to be a captured model: {size_bytes} bytes")
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        document: dict[str, Any] = json_of(read_regular(path, _MOST_BYTES).decode("utf-8-sig"))
+    except ValueError as error:
         raise ValueError(f"{shown(given)} is no JSON: {error}") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != MODEL_SCHEMA:
