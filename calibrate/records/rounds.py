@@ -94,6 +94,12 @@ class Parameter(_Part):
     sparse: bool = Field(default=False, description="its gradient is")
     rows: int | None = Field(None, description="the extent of its first dimension")
 
+    def at(self, factors: Sequence[float]) -> Parameter:
+        """A copy whose ready times take so many times as long, by rank."""
+        known = zip(self.ready_s, factors, strict=True)
+        ready_s = tuple(None if seconds is None else seconds * by for seconds, by in known)
+        return self.model_copy(update={"ready_s": ready_s})
+
 
 class Steps(_Part):
     """Seconds of whole iterations and their parts, [round][rank].
@@ -201,12 +207,22 @@ class Rounds(_Part):
     def calm(self) -> Rounds:
         """Without the iterations of which a hypervisor stole more than 1 % on any rank.
 
-        Where fewer than half, or than five, are so calm, the calmest three quarters, or five.
+        Where fewer than half, or than five, are so calm, the calmest three quarters, or five. What
+        was taken of all iterations, ready times and the backward under DDP of each rank alone,
+        shortens as each rank's backward does.
         """
+        alone = _calm(self.alone)
+        usual_s, calm_s = (rank_medians(each.backward_s) for each in (self.alone, alone))
+        shorter = [calm / usual for calm, usual in zip(calm_s, usual_s, strict=True)]
+        ddp_s = tuple(
+            tuple(by * seconds for by, seconds in zip(shorter, row, strict=True))
+            for row in alone.ddp_backward_s
+        )
         return self.model_copy(
             update={
-                "alone": _calm(self.alone),
+                "alone": alone.model_copy(update={"ddp_backward_s": ddp_s}),
                 "variants": tuple(_calm(variant) for variant in self.variants),
+                "parameters": tuple(parameter.at(shorter) for parameter in self.parameters),
             }
         )
 

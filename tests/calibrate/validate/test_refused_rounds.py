@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -27,6 +28,17 @@ def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
     save_rounds(rounds.model_copy(update={"variants": (short,)}), tmp_path / "two.json")
     with pytest.raises(DdpsimError, match=r"two\.json: 2 rounds tell nothing of the noise"):
         validate([tmp_path / "two.json"])
+
+
+@pytest.mark.skipif(
+    "DDPSIM_REFERENCE_DATA" not in os.environ, reason="DDPSIM_REFERENCE_DATA is not set"
+)
+def test_rounds_of_a_restless_machine_are_compared() -> None:
+    """Ready times of all iterations ended after the backward of the calm ones."""
+    folder = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "testbed" / "noisy"
+    for path in sorted(folder.glob("*.json")):
+        (sweep,) = validate([path]).sweeps
+        assert [case.variant for case in sweep.cases] == ["default", "1", "0.25", "fully_shard"]
 
 
 def test_a_variant_that_is_not_modelled_is_left_out(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from measured.made_rounds import FORWARD, ONE, TWO, made_up, paced, run_of
 
-from calibrate.records.rounds import Rounds
+from calibrate.records.rounds import Rounds, Samples, rank_medians
 from calibrate.validate.steady_step import run_sigma, run_times, steady_time
 
 
@@ -55,6 +55,35 @@ def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
     assert len(calm.stolen_s) == count - 3
     assert len(stolen(0.05, count).calm().variants[0].whole_s) == count  # all alike
     assert len(stolen(0.05, count - 1).calm().variants[0].whole_s) == count
+
+
+def test_all_medians_are_of_the_calm_iterations() -> None:
+    """What was taken of all iterations alike, ready times among it, shortens with the backward."""
+    rounds = made_up([ONE])
+    alone = rounds.alone
+    disturbed = set(range(len(alone.whole_s) // 3))
+
+    def longer(samples: Samples, by: float) -> Samples:
+        return tuple(
+            tuple((by if i in disturbed else 1.0) * s for s in row) for i, row in enumerate(samples)
+        )
+
+    update = {
+        "backward_s": longer(alone.backward_s, 1.5),
+        "stolen_s": tuple(
+            tuple((0.2 if i in disturbed else 0.0) * s for s in row)
+            for i, row in enumerate(alone.whole_s)
+        ),
+        "ddp_backward_s": alone.backward_s,
+    }
+    found = rounds.model_copy(update={"alone": alone.model_copy(update=update)})
+    calm = found.calm()
+    before, after = (rank_medians(each.alone.backward_s) for each in (found, calm))
+    shorter = [a / b for a, b in zip(after, before, strict=True)]
+    pairs = [(p.ready_s, q.ready_s) for p, q in zip(found.parameters, calm.parameters, strict=True)]
+    pairs += zip(found.alone.ddp_backward_s, calm.alone.ddp_backward_s, strict=True)
+    for usual, brought in pairs:
+        assert brought == pytest.approx([s * by for s, by in zip(usual, shorter, strict=True)])
 
 
 def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
