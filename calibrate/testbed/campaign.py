@@ -225,14 +225,8 @@ def _cores(hosts: int) -> list[set[int]]:
 
 
 def _variables() -> dict[str, str]:
-    """What a host needs beside the testbed's own: this very code, and steady memory.
-
-    glibc's allocator would give memory back and fetch it again, page by page, in some variants of a
-    model and not in others: up to a third of an iteration.
-    """
+    """What a host needs beside the testbed's own: this very code."""
     return {
-        "MALLOC_TRIM_THRESHOLD_": "-1",
-        "MALLOC_MMAP_MAX_": "0",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)])),
     }
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -15,7 +13,7 @@ from calibrate.measure.clock import Clock, Mark, no_collection
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 
-__all__ = ["DTYPES", "Bench", "keep_freed_memory", "supported_rates"]
+__all__ = ["DTYPES", "Bench", "supported_rates"]
 
 DTYPES: dict[Precision | Rate, torch.dtype] = {
     "fp32": torch.float32,
@@ -28,9 +26,6 @@ DTYPES: dict[Precision | Rate, torch.dtype] = {
 _SAMPLE_S = {"cpu": 2e-3, "cuda": 1e-3}  # of repeated work: far above a clock's resolution
 _MOST_REPEATS = 200
 _FINE_S = 1e-6  # resolution below which a thread's own time can be used
-# glibc's mallopt(3): sizes from which memory comes from mmap, and goes back to the system
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST = 2**30
 
 
 class OwnTime(Clock):
@@ -126,17 +121,3 @@ def supported_rates(device: torch.device) -> tuple[Rate, ...]:
         return "fp32", "fp16", "bf16"
     major, _ = torch.cuda.get_device_capability(device)
     return ("fp32", "tf32", "fp16", "bf16") if major >= 8 else ("fp32", "fp16")
-
-
-def keep_freed_memory() -> Literal["kept", "returned"]:
-    """Have glibc keep what is freed, as CUDA's allocator does: gradients come anew each step.
-
-    Otherwise large ones go back to the system, and the next step pays for their pages: half as long
-    again as a backward of BERT. torch's tuning guide names allocators that keep it.
-    """
-    try:
-        tune = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # no glibc
-        return "returned"
-    kept = tune(_M_MMAP_THRESHOLD, _LARGEST) and tune(_M_TRIM_THRESHOLD, 2**31 - 1)
-    return "kept" if kept else "returned"

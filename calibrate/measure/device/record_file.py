@@ -54,9 +54,7 @@ class DeviceRecordFile:
         return old.model_copy(update={"skipped": {}})
 
     def _fresh(self) -> DeviceRecord:
-        here = device_environment(self._device)
-        told = {"allocator": self._allocator} if self._allocator else {}
-        here = here.model_copy(update={"details": here.details | told})
+        here = device_environment(self._device, self._allocator)
         if self._device.type != "cuda":
             free = free_memory_bytes() or _USUAL_BYTES
             return DeviceRecord(environment=here, memory_bytes=free)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from calibrate.files import unwritable
-from calibrate.measure.device.bench import Bench, keep_freed_memory, supported_rates
+from calibrate.measure.device.bench import Bench, supported_rates
 from calibrate.measure.device.kernels import convolution, launch, memory, product
 from calibrate.measure.device.optimizers import optimizer
 from calibrate.measure.device.plan import device_plan
@@ -27,6 +27,7 @@ from calibrate.measure.device.steps import (
     trace,
 )
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
+from calibrate.measure.host.allocator import keep_freed_memory
 from calibrate.measure.host.machine import free_memory_bytes
 from calibrate.measure.model.profile import device_of
 from calibrate.measure.model.training import compute_threads

@@ -120,16 +120,17 @@ def one_host_as_several(facts: Sequence[Facts]) -> str:
 
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
     """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
-    return _environment(facts, job.gloo_threads, root)
+    told = {"gloo_threads": job.gloo_threads, "allocator": job.allocator}
+    return _environment(facts, told, root)
 
 
-def device_environment(device: torch.device) -> Environment:
-    """The environment of one device, which is in no job."""
+def device_environment(device: torch.device, allocator: str) -> Environment:
+    """The environment of one device, which is in no job, and of what `keep_freed_memory` found."""
     facts = _facts(device, "nccl" if device.type == "cuda" else "gloo", 1)
-    return _environment(facts, "", Path("/"))
+    return _environment(facts, {"allocator": allocator}, Path("/"))
 
 
-def _environment(facts: Facts, gloo_threads: str, root: Path) -> Environment:
+def _environment(facts: Facts, told: Mapping[str, str], root: Path) -> Environment:
     cores = os.cpu_count() or 1
     machine = facts.device if facts.backend == "nccl" else _cpu(root, cores)
     return Environment(
@@ -140,7 +141,7 @@ def _environment(facts: Facts, gloo_threads: str, root: Path) -> Environment:
         backend="nccl" if facts.backend == "nccl" else "gloo",
         library=facts.library,
         variables=_variables(os.environ),
-        details=_details(root, cores, gloo_threads),
+        details=_details(root, cores) | {name: value for name, value in told.items() if value},
     )
 
 
@@ -215,7 +216,7 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
+def _details(root: Path, cores: int) -> dict[str, str]:
     governor = _first_line(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     found = {
         "host": socket.gethostname(),
@@ -227,7 +228,6 @@ def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
         "load_average": _first_line(root / "proc/loadavg"),
         "governor": governor or "not known",
         "tcp_congestion_control": congestion_control(root),
-        "gloo_threads": gloo_threads,
         "cuda": str(torch.version.cuda or ""),
         "driver": nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
         "topology": nvidia_smi("topo", "-m"),

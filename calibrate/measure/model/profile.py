@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.files import FileName, rescued, unwritable
 from calibrate.measure.errors import MeasureError, StoppedError
+from calibrate.measure.host.allocator import keep_freed_memory
 from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.model.document import (
     Document,
@@ -157,6 +158,7 @@ def profile(
 def profile_alone(options: ProfileOptions) -> Document:
     """Profile on one device and write the file; raises MeasureError as `profile` does."""
     try:
+        keep_freed_memory()  # as a job's ranks do
         return _written(options, None)
     except KeyboardInterrupt:
         raise StoppedError("stopped. Nothing was kept") from None

@@ -23,6 +23,7 @@ from calibrate.measure.errors import (
     StoppedError,
     first_line,
 )
+from calibrate.measure.host.allocator import keep_freed_memory
 from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.gloo_threads import gloo_first
 from calibrate.measure.ranks.process_group import end_process_groups
@@ -109,6 +110,7 @@ class Job:
             self.device = torch.device(f"cuda:{_gpu_of(place) or 0}")
             torch.cuda.set_device(self.device)
         self.clock = Clock(self.device)
+        self.allocator = keep_freed_memory() if self.device.type == "cpu" else ""
         self._owned = owned
         # talk goes by gloo and the CPU even where NCCL is measured: it leaves the GPU alone
         self._talk = (

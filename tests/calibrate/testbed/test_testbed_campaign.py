@@ -32,8 +32,7 @@ class _Testbed:
         pass
 
     def run(self, commands: list[list[str]], variables: dict[str, str], timeout_s: float) -> None:
-
-        assert variables["MALLOC_MMAP_MAX_"] == "0"
+        assert list(variables) == ["PYTHONPATH"]  # nothing that users of `rounds` lack
         options = json.loads(commands[0][-1])
         assert options["line_rate_bytes_per_s"] == self.rates[0]
         if "cnn" in options.get("model", ""):
