@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
+from ddpsim.cluster.link_sources import algorithm_choices
+from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.what_if_links import quickened, widened
 from ddpsim.cluster.wires import link_of, rate_of
 from ddpsim.planning.compare import Option, compare, each_flag, option
@@ -30,6 +32,7 @@ __all__ = ["explain_step", "sensitivities"]
 _WORTH = 0.01  # of the step
 _HELPS = 3
 _ENDLESS = 1e6
+_MORE = (1.1, 1.5, 2.0)  # times the bandwidth between nodes
 _SHORT = 0.001  # of the step
 _MOST_PHASES = 24
 _DISTURBED = {
@@ -71,21 +74,7 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
     yield effect("compute 10 % faster", job.step_s(compute=1 / 1.1))
     if (launched_s := job.step_s(host=1 / 1.1)) < whole_s:
         yield effect("a host that launches 10 % faster", launched_s)
-    if job.scenario.cluster.world_size > 1:
-        network = job.network
-        networks = (
-            ("10 % more bandwidth on every link", widened(network, 1.1)),
-            ("half the latency", quickened(network, 0.5)),
-            ("endless bandwidth: latency alone", widened(network, _ENDLESS)),
-        )
-        for what, changed in networks:
-            if changed is not None:
-                yield effect(what, replace(job, network=changed).step_s())
-        sent = "collectives" if job.scenario.ddp.scatters_gradients else "all-reduces"
-        yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
-        yield effect(
-            "a network that takes no time, nor slows compute", job.step_s(network=1 / _ENDLESS)
-        )
+    yield from (effect(*changed) for changed in _networks(job, whole_s))
     if job.program.loader:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
     data = job.scenario.workload.data
@@ -99,6 +88,48 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
             calm = job.scenario.cluster.model_copy(update={key: None})
             without = resolve(job.scenario.model_copy(update={"cluster": calm}))
             yield effect(f"no {what}", without.step_s())
+
+
+def _networks(job: Job, whole_s: float) -> Iterator[tuple[str, float]]:
+    """Other networks, in words, and the step with each."""
+    if job.scenario.cluster.world_size == 1:
+        return
+    network = job.network
+    networks = (
+        ("10 % more bandwidth on every link", widened(network, 1.1)),
+        ("half the latency", quickened(network, 0.5)),
+        ("endless bandwidth: latency alone", widened(network, _ENDLESS)),
+    )
+    for what, changed in networks:
+        if changed is not None:
+            yield what, replace(job, network=changed).step_s()
+    sent = "collectives" if job.scenario.ddp.scatters_gradients else "all-reduces"
+    yield f"{sent} 10 % faster", job.step_s(network=1 / 1.1)
+    yield "a network that takes no time, nor slows compute", job.step_s(network=1 / _ENDLESS)
+    yield from _slower_with_more(job, whole_s)
+
+
+def _slower_with_more(job: Job, whole_s: float) -> Iterator[tuple[str, float]]:
+    """The least bandwidth with which NCCL chooses worse, and what binds; the step with it."""
+    scenario, network = job.scenario, job.network
+    link = link_of(scenario.cluster, "inter_node") if scenario.cluster.nodes > 1 else None
+    if not (link and rate_of(link) and isinstance(network.plain_cost, NcclCost)):
+        return
+    for more in _MORE:
+        wider = {"inter_node": link.with_bandwidth(more * rate_of(link))}
+        cluster = scenario.cluster.model_copy(update=wider)
+        other = resolve(scenario.model_copy(update={"cluster": cluster}))
+        if (step_s := other.step_s()) > (1 + _WORTH) * whole_s:
+            before, after = (_algorithms(each) for each in (job, other))
+            chosen = "other channels" if before == after else f"{after} in place of {before}"
+            what = f"{100 * (more - 1):.0f} % more bandwidth between nodes: NCCL takes {chosen}"
+            yield f"{what}, and {other.network.bottleneck} binds", step_s
+            return
+
+
+def _algorithms(job: Job) -> str:
+    cost, sizes_bytes = job.network.plain_cost, {each.size_bytes for each in job.sent}
+    return algorithm_choices(cost, sizes_bytes) if isinstance(cost, NcclCost) else ""
 
 
 def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:

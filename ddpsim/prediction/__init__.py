@@ -5,6 +5,6 @@
 - `job`: one question, ready to be simulated; `program`: the loop that every rank runs
 - `uncertainty`, `interval`: how wrong each input may be, and the step with it
 - `next_steps`, `stragglers`, `stretches`: changed scenarios, simulated
-- `ddp_overhead`, `measured_step`: what a measured step says, and of which scenarios
+- `one_device`, `measured_step`: naive answers, what a measured step says, and of which scenarios
 - `collective_times`: one collective over sizes
 """

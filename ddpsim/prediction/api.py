@@ -53,6 +53,8 @@ __all__ = [
     "simulate_and_observe",
 ]
 
+_NO_NETWORK = 1e-6  # times as long as it takes
+
 
 def load_scenario(source: Source, overrides: Iterable[str] = ()) -> Scenario:
     """Read and check a scenario, with every file that it names.
@@ -250,6 +252,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
         batches_s=job.batches_s,
+        network_saves_s=lambda: job.step_s() - job.step_s(network=_NO_NETWORK),
     )
 
 

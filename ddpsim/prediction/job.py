@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network
-from ddpsim.cluster.process_groups import cost_of, interfering
-from ddpsim.cluster.transfers import duration_ns
+from ddpsim.cluster.process_groups import interfering
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -22,7 +21,7 @@ from ddpsim.engine.noise import (
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s, steady_steps_s
-from ddpsim.prediction.ddp_overhead import on_one_rank
+from ddpsim.prediction.one_device import bare_timeline, baselines
 from ddpsim.prediction.program import (
     compile_program,
     cost_provenance,
@@ -30,10 +29,8 @@ from ddpsim.prediction.program import (
     loop_provenance,
 )
 from ddpsim.provenance import Provenance, Trust
-from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
-from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario
@@ -189,7 +186,7 @@ class Job:
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
-        sent_bytes = sum(launched.size_bytes for launched in self._sent)
+        sent_bytes = sum(launched.size_bytes for launched in self.sent)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes, warmup)
 
     @property
@@ -216,14 +213,11 @@ class Job:
         return loader.batch_ns * self.program.micro_batches / NS_PER_S if loader else 0.0
 
     def compute_only_s(self, *, compute: float = 1.0, host: float = 1.0) -> float:
-        """The step of one device without DDP and without a loader, its times stretched."""
-        return mean_step_s(self._bare(compute, host))
+        """The step of one device without DDP and without a loader, its times stretched.
 
-    def _bare(self, compute: float = 1.0, host: float = 1.0) -> Timeline:
-        model = self.model if compute == 1 else self.model.stretched(compute)
-        return on_one_rank(
-            compile_program(self.scenario, model, self.overheads, ddp=False, host_factor=host)
-        )
+        Its optimizer is a rank's own: where it is sharded, that of the rank's share.
+        """
+        return mean_step_s(bare_timeline(self, compute, host))
 
     @property
     def observed_s(self) -> tuple[tuple[float, ...], ...]:
@@ -239,28 +233,10 @@ class Job:
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
-        bare = self._bare()
-        compute_s = mean_step_s(bare)
-        sent, period = self._sent, self.program.strategy.period
-        cost = self.network.cost
-        transfers = [
-            cost_of(cost, each.group).transfer(each.operation, each.size_bytes) for each in sent
-        ]
-        comm_s = sum(duration_ns(transfer) for transfer in transfers) / period / NS_PER_S
-        uncovered_s = max(0.0, comm_s - self._covering_ns(bare) / NS_PER_S)
-        return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
-
-    def _covering_ns(self, bare: Timeline) -> float:
-        """What may hide communication: the backwards that reduce; all passes that gather."""
-        step, sent = steps_of(bare.slowest)[-1], self._sent
-        if any(each.operation == "all_gather" and each.bucket < 0 for each in sent):
-            parts = step.breakdown()
-            return parts.forward + parts.backward_compute
-        backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)
-        return backwards / self.program.strategy.period * step.backward_ns()
+        return baselines(self)
 
     @property
-    def _sent(self) -> list[Communicate]:
+    def sent(self) -> list[Communicate]:
         """The collectives of gradients or parameters in a period of steady steps."""
         launched = (each for step in self.program.steady_period for each in step.sent)
         return [each for each in launched if each.bucket >= 0 or each.operation == "all_gather"]

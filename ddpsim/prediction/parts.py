@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.engine.program import Program
 from ddpsim.errors import blamed_on
-from ddpsim.prediction.ddp_overhead import as_measured, times_as_priced
 from ddpsim.prediction.job import Job, Stretch, with_ddp_key
+from ddpsim.prediction.one_device import as_measured, times_as_priced
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.model import Memory
 from ddpsim.scenario.schema import Scenario

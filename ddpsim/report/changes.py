@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, labelled, named_rows, warned
+from ddpsim.report.lines import command, labelled, named_rows, screen_width, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, long_duration_in
@@ -181,7 +182,8 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
     yield ""
     yield "  What the step hangs on: one input changed, all else equal, without jitter."
     for each in sorted(explanation.sensitivities, key=lambda s: s.change_s):
-        yield f"  {signed(each.change_s):>11}{each.change:>+7.1%}  {each.what}"
+        row = f"  {signed(each.change_s):>11}{each.change:>+7.1%}  {each.what}"
+        yield from wrap(row, screen_width(), subsequent_indent=" " * 22, break_on_hyphens=False)
     yield ""
     if not explanation.helps:
         yield from labelled("helps", "no single change of an option or a link brings 1% for sure")

@@ -14,9 +14,20 @@ from typing import Literal, NamedTuple
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
-__all__ = ["BreakdownNs", "CriticalSpan", "Gap", "Interval", "Step", "percentile", "steps_of"]
+__all__ = [
+    "BreakdownNs",
+    "CriticalSpan",
+    "Gap",
+    "Interval",
+    "Step",
+    "is_reduced",
+    "longest_wait",
+    "percentile",
+    "steps_of",
+]
 
 Interval = tuple[int, int]
+_AVERAGE = "average"  # of the parameters: how its cause begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,3 +340,57 @@ def _united(intervals: Iterable[Interval]) -> list[Interval]:
         elif end > start:
             united.append((start, end))
     return united
+
+
+def is_reduced(span: CommSpan, reduced: str) -> bool:
+    """Whether it is one of what is `reduced`: beside buckets, some steps average parameters."""
+    is_beside = reduced == "bucket" and span.cause.startswith(_AVERAGE)
+    return span.bucket >= 0 and not is_beside
+
+
+def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
+    """The collective that a step waits for longest, and the same in words.
+
+    `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
+    """
+    buckets = [span for span in step.comm if is_reduced(span, reduced)]
+    others = [span for span in step.comm if not is_reduced(span, reduced)]
+    are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
+    longest = max(
+        buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
+    )
+    if are_late:
+        return longest, _late(step, buckets, reduced)
+    return longest, _mostly(longest, broadcast)
+
+
+def _mostly(longest: CommSpan, broadcast: str) -> str:
+    causes = {
+        "sync_batch_norm": "the statistics of SyncBatchNorm",
+        _AVERAGE: "the average of the parameters, in steps that have one",
+        "join": "join's all-reduce, which counts the ranks that have inputs",
+    }
+    operations = {
+        "broadcast": f"{broadcast} before the forward",
+        "all_gather": "all-gathers of parameters",
+    }
+    known = [said for cause, said in causes.items() if longest.cause.startswith(cause)]
+    unused = "the all-reduce that tells which parameters are unused"
+    return f"mostly {known[0] if known else operations.get(longest.operation, unused)}"
+
+
+def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
+    """How many buckets, or what else is reduced and `called` so, end after the backward."""
+    end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
+    if any(span.operation != "all_reduce" for span in reduced):  # HSDP, and hooks that gather
+        reduced = [span for span in reduced if span.num_params]
+    late = sum(span.end_ns > end_ns for span in reduced)
+    buckets = sum(span.num_params > 0 for span in reduced)
+    if 0 < buckets < len(reduced):  # others are stages of one, before its last
+        return f"each of {buckets} {called}s is waited for in its hook"
+    if len(reduced) == 1:
+        return f"its one {called} ends after the backward"
+    if late == 1:
+        return f"the last of {len(reduced)} {called}s ends after the backward"
+    which = "all" if late == len(reduced) else f"the last {late} of"
+    return f"{which} {len(reduced)} {called}s end after the backward"

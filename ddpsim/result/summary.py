@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from ddpsim.provenance import Provenance
-from ddpsim.result.metrics import BreakdownNs, Step, percentile, steps_of
+from ddpsim.result.metrics import (
+    BreakdownNs,
+    Step,
+    is_reduced,
+    longest_wait,
+    percentile,
+    steps_of,
+)
 from ddpsim.result.model import (
     Baselines,
     Bottleneck,
@@ -29,7 +37,6 @@ __all__ = [
     "Context",
     "SteadyStep",
     "lengths_ns",
-    "longest_wait",
     "mean_step_s",
     "spread_of_means",
     "steady_steps",
@@ -40,7 +47,6 @@ __all__ = [
 # of the compute: a cause that costs less would shorten the step less than compute 10 % faster
 _WORTH_NAMING = 1 - 1 / 1.1
 _PACED = 1e-4  # of a step: rounding, over all of them
-_AVERAGE = "average"  # of the parameters: how its cause begins
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Context:
 
     `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
     what an all-reduce of gradients sends. `ranks_of`: the ranks of a rank's group, in words.
+    `network_saves_s`: by how much a step is shorter where the network takes no time.
     """
 
     name: str
@@ -71,6 +78,7 @@ class Context:
     seed: int
     engine: Engine
     optimizes_on_host: bool = False
+    network_saves_s: Callable[[], float] = lambda: inf
     batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
 
 
@@ -285,8 +293,9 @@ def _bottleneck(
     """What would shorten the step most: the largest cost, if more than compute 10 % faster saves.
 
     A loader that every step waits for, or whose batches take as long as a step, sets the pace,
-    whatever else is longer. A rank that is always the slowest waits for nobody: its cost shows on
-    the others, on the median one where half of the ranks are slow.
+    whatever else is longer. Communication costs no more than the step would save without it: the
+    rest is time that the host needs anyway. A rank that is always the slowest waits for nobody: its
+    cost shows on the others, on the median one where half of the ranks are slow.
     """
     whole, late_ns = breakdown.total, late_peers_ns[slowest]
     waiting_ns = sorted(late_peers_ns)[len(late_peers_ns) // 2] - late_ns
@@ -299,6 +308,9 @@ def _bottleneck(
         "host": sum(step.host_bound_ns() for step in steps),
         "optimizer": breakdown.optimizer if context.optimizes_on_host else 0,
     }
+    hides_host_ns = _host_beside_network_ns(causes, len(steps), context)
+    causes["communication"] -= hides_host_ns
+    causes["host"] += hides_host_ns
     waits_for_data = _waits_for_data(breakdown, steps, context)
     kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
@@ -321,7 +333,17 @@ def _bottleneck(
         return Bottleneck("host", f"the host's optimizer takes {cost}")
     halts = any(span.kind == "device_wait" for step in steps for span in step.host)
     late = "waits for the device, and launches late after it" if halts else "launches too slowly"
-    return Bottleneck("host", f"the host {late}: the device idles {cost}")
+    hidden = ", communication or not" if hides_host_ns else ""
+    return Bottleneck("host", f"the host {late}: the device idles {cost}{hidden}")
+
+
+def _host_beside_network_ns(causes: Mapping[str, int], steps: int, context: Context) -> int:
+    """Of the exposed communication of all steps, what the host needs anyway to catch up."""
+    exposed_ns = causes["communication"]
+    if not causes["host"] or exposed_ns < max(causes.values()):
+        return 0
+    saved_s = max(0.0, min(context.network_saves_s(), exposed_ns / NS_PER_S))
+    return max(0, exposed_ns - round(steps * saved_s * NS_PER_S))
 
 
 def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context) -> bool:
@@ -339,62 +361,8 @@ def _exposed(steps: list[Step], context: Context) -> str:
     kinds: dict[str, list[Step]] = {}
     for step in (step for step in steps if step.exposed_ns(step.comm)):
         collective, _ = longest_wait(step, context.broadcast, context.reduced)
-        is_reduced = _is_reduced(collective, context.reduced)
-        kinds.setdefault(context.reduced if is_reduced else collective.cause, []).append(step)
+        of_gradients = is_reduced(collective, context.reduced)
+        kinds.setdefault(context.reduced if of_gradients else collective.cause, []).append(step)
     longest = max(kinds.values(), key=lambda those: sum(s.exposed_ns(s.comm) for s in those))
     collective, said = longest_wait(typical_step(longest), context.broadcast, context.reduced)
     return f"{context.network(collective)}: {said}"
-
-
-def _is_reduced(span: CommSpan, reduced: str) -> bool:
-    """Whether it is one of what is `reduced`: beside buckets, some steps average parameters."""
-    is_beside = reduced == "bucket" and span.cause.startswith(_AVERAGE)
-    return span.bucket >= 0 and not is_beside
-
-
-def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
-    """The collective that a step waits for longest, and the same in words.
-
-    `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
-    """
-    buckets = [span for span in step.comm if _is_reduced(span, reduced)]
-    others = [span for span in step.comm if not _is_reduced(span, reduced)]
-    are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
-    longest = max(
-        buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
-    )
-    if are_late:
-        return longest, _late(step, buckets, reduced)
-    return longest, _mostly(longest, broadcast)
-
-
-def _mostly(longest: CommSpan, broadcast: str) -> str:
-    causes = {
-        "sync_batch_norm": "the statistics of SyncBatchNorm",
-        _AVERAGE: "the average of the parameters, in steps that have one",
-        "join": "join's all-reduce, which counts the ranks that have inputs",
-    }
-    operations = {
-        "broadcast": f"{broadcast} before the forward",
-        "all_gather": "all-gathers of parameters",
-    }
-    known = [said for cause, said in causes.items() if longest.cause.startswith(cause)]
-    unused = "the all-reduce that tells which parameters are unused"
-    return f"mostly {known[0] if known else operations.get(longest.operation, unused)}"
-
-
-def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
-    """How many buckets, or what else is reduced and `called` so, end after the backward."""
-    end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
-    if any(span.operation != "all_reduce" for span in reduced):  # HSDP, and hooks that gather
-        reduced = [span for span in reduced if span.num_params]
-    late = sum(span.end_ns > end_ns for span in reduced)
-    buckets = sum(span.num_params > 0 for span in reduced)
-    if 0 < buckets < len(reduced):  # others are stages of one, before its last
-        return f"each of {buckets} {called}s is waited for in its hook"
-    if len(reduced) == 1:
-        return f"its one {called} ends after the backward"
-    if late == 1:
-        return f"the last of {len(reduced)} {called}s ends after the backward"
-    which = "all" if late == len(reduced) else f"the last {late} of"
-    return f"{which} {len(reduced)} {called}s end after the backward"

@@ -9,6 +9,7 @@ from changed_documents import document
 
 from ddpsim.planning import explain
 from ddpsim.planning.explain import explain_step, sensitivities
+from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.changes import render_explanation
 from ddpsim.result.model import CriticalPart
@@ -31,6 +32,24 @@ FAST_HOST = "cluster.device={preset: a100-sxm-80gb, operator: 12 us}"
 def test_twice_as_much_of_what_holds_the_step_up_helps(name: str, setting: str, helps: str) -> None:
     found = explain_step(document(name, FAST_HOST, "run.iterations=1", setting)).helps
     assert (helps,) in [change.settings for change in found]
+
+
+def test_more_bandwidth_with_which_nccl_chooses_worse_says_so() -> None:
+    """Its search finds other channels above 7.9 GB/s, and host memory binds with both."""
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "vit-b-16", "batch_per_rank": 1, "step_time": "6 ms"},
+        "cluster": {
+            "nodes": 2,
+            "gpus_per_node": 6,
+            "device": "rtx3090",
+            "inter_node": {"bandwidth": "7.9 GB/s", "latency": "5 us"},
+        },
+    }
+    slower = [e for e in sensitivities(resolve(load_scenario(scenario))) if "NCCL" in e.what]
+    assert [each.what.partition(":")[0] for each in slower] == ["10 % more bandwidth between nodes"]
+    assert slower[0].what.endswith("host memory, which 6 GPUs share (1.55 GB/s a GPU) binds")
+    assert slower[0].change > 0.1
 
 
 def test_what_disturbs_a_job_is_an_input_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -11,9 +12,9 @@ from shipped_scenarios import load, suggested
 import ddpsim
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.resolve import resolve
-from ddpsim.result.metrics import BreakdownNs, Step
+from ddpsim.result.metrics import BreakdownNs, Step, longest_wait
 from ddpsim.result.model import Bottleneck
-from ddpsim.result.summary import _bottleneck, longest_wait
+from ddpsim.result.summary import _bottleneck
 from ddpsim.result.timeline import CommSpan, Span
 
 WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=64")
@@ -36,7 +37,8 @@ def test_the_buffers_broadcast_is_named_where_the_step_waits_for_it() -> None:
 
 def test_a_stage_of_power_sgd_is_judged_by_what_it_sends() -> None:
     """Narrow matrices, which wait for latency where their bucket's bytes would not."""
-    result = ddpsim.simulate(load("power-sgd", "run.iterations=1"))
+    latency = "cluster.inter_node.latency=200 us"
+    result = ddpsim.simulate(load("power-sgd", latency, "run.iterations=1"))
     assert "the latency of the hops among 8 ranks: each of 5 buckets" in result.bottleneck.text
 
 
@@ -69,7 +71,10 @@ def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, wor
 
 
 def bottleneck(
-    *each: dict[str, int], late_peers_ns: Sequence[int] = (0, 0), batches_us: float = 0.0
+    *each: dict[str, int],
+    late_peers_ns: Sequence[int] = (0, 0),
+    batches_us: float = 0.0,
+    network_saves_us: float = math.inf,
 ) -> Bottleneck:
     """Of rank 0, the slowest, in steps of 1 ms, of such parts in us each, the rest forward."""
     steps = []
@@ -93,6 +98,7 @@ def bottleneck(
         broadcast="what is sent",
         reduced="bucket",
         batches_s=batches_us * 1e-6,
+        network_saves_s=lambda: network_saves_us * 1e-6,
     )
     return _bottleneck(whole, 0, late_peers_ns, steps, context)  # type: ignore[arg-type]
 
@@ -166,6 +172,15 @@ def test_the_bottleneck_by_hand(
     late_ns = [2 * 1000 * each for each in late_us]  # over both steps
     found = bottleneck(parts, parts, late_peers_ns=late_ns, batches_us=batches_us)
     assert (found.kind, found.text) == (kind, text)
+
+
+def test_the_host_that_catches_up_while_the_network_sends_is_named() -> None:
+    """100 us of a step wait for the network, without which it would be 30 shorter: 40 + 70."""
+    parts = {"comm_wait": 100, "host": 40}
+    found = bottleneck(parts, parts, network_saves_us=30)
+    cost = "the device idles 110 us a step (11.0%), communication or not"
+    assert (found.kind, found.text) == ("host", f"the host launches too slowly: {cost}")
+    assert bottleneck(parts, parts, network_saves_us=90).kind == "communication"
 
 
 def test_a_loader_that_one_step_did_not_wait_for_sets_no_pace() -> None:

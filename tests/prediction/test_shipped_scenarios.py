@@ -14,7 +14,7 @@ import pytest
 from shipped_scenarios import load, mean_ms, predict
 
 import ddpsim
-from ddpsim.prediction.ddp_overhead import on_one_rank
+from ddpsim.prediction.one_device import on_one_rank
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.text import render

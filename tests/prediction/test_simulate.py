@@ -23,6 +23,30 @@ def test_a_hook_halves_the_bytes() -> None:
     assert 0.45 < half.comm_time_s / full.comm_time_s < 0.55
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "deepspeed", "fully_shard", "fsdp1"])
+def test_naive_answers_shard_the_optimizer_too(strategy: str) -> None:
+    """Of 20 ms each of 8 ranks has 2.5, and one with the largest layer a little more."""
+    step_time = "workload.step_time={forward: 10 ms, backward: 10 ms, optimizer: 20 ms}"
+    keys = ("cluster.nodes=1", "workload.model=resnet18", f"ddp.strategy={strategy}", step_time)
+    result = predict("resnet50-2x8-25gbit", "workload.batch_per_rank=32", *keys)
+    assert 22.4e-3 < result.baselines_s.compute_only < 24.1e-3
+    assert result.scaling_efficiency < 1
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "naive", "fully_shard", "hsdp", "zero1"])
+def test_no_step_is_shorter_than_its_perfect_overlap(strategy: str) -> None:
+    """Of jobs whose host is behind: it catches up while the device waits for communication."""
+    keys = (f"ddp.strategy={strategy}", "cluster.inter_node.bandwidth=10 Gbit/s")
+    for model in ("resnet18", "gpt2"):
+        job = resolve(
+            load(
+                "resnet50-2x8-25gbit", f"workload.model={model}", "workload.batch_per_rank=1", *keys
+            )
+        )
+        assert job.host_share > 1 or model == "gpt2"
+        assert job.step_s() >= job.baselines().perfect_overlap
+
+
 def test_noise_spreads_the_iterations_and_lengthens_the_mean() -> None:
     noisy = predict("straggler", "cluster.stragglers=null").iteration_time_s
     quiet = predict("straggler", "cluster.stragglers=null", "run.jitter=null").iteration_time_s

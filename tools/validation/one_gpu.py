@@ -18,7 +18,7 @@ from held_out.presets import GENERATIONS, preset_operator_us
 from published_hosts import published_hosts
 from published_steps import error_of, published_steps
 
-from ddpsim.prediction.ddp_overhead import on_one_rank
+from ddpsim.prediction.one_device import on_one_rank
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.summary import mean_step_s
 from ddpsim.workload.model import Work

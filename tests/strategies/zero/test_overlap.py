@@ -18,7 +18,7 @@ from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError
-from ddpsim.prediction.ddp_overhead import as_measured
+from ddpsim.prediction.one_device import as_measured
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.scenario.schema import Scenario

@@ -1,0 +1,182 @@
+"""A step on one device alone: what DDP's own work takes there, and the naive answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ddpsim.cluster.cost import SingleRankCost
+from ddpsim.cluster.process_groups import cost_of
+from ddpsim.cluster.transfers import ProcessGroup, duration_ns
+from ddpsim.engine.program import Program
+from ddpsim.engine.request import Request
+from ddpsim.engine.run import run
+from ddpsim.errors import InputError
+from ddpsim.prediction.program import compile_program
+from ddpsim.result.metrics import steps_of
+from ddpsim.result.model import Baselines
+from ddpsim.result.summary import mean_step_s
+from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.workload import NO_LONGER_WITH_DDP
+from ddpsim.units import NS_PER_S
+from ddpsim.workload.model import Model, Work
+
+if TYPE_CHECKING:
+    from ddpsim.prediction.job import Job
+
+__all__ = ["as_measured", "bare_timeline", "baselines", "on_one_rank", "times_as_priced"]
+
+_MOST = 1024.0  # times as long as priced
+_CLOSE_S = 1e-9
+_TRIES = 100
+_SHARD_THE_OPTIMIZER = (
+    *("zero1", "deepspeed", "distributed_optimizer"),
+    *("fully_shard", "hsdp", "fsdp1", "parameter_server"),
+)
+
+
+def on_one_rank(program: Program) -> Timeline:
+    """Steady steps of a rank that is alone, and never waits for data."""
+    return run(Request(replace(program, loader=None, iterations=2), SingleRankCost(), 1)).timeline
+
+
+def as_measured(ddp: Ddp) -> Ddp:
+    """The options under which a step with DDP on one device is measured: no choices to tune."""
+    changes = {
+        "strategy": "ddp",
+        "zero1": None,
+        "bucket_cap_mb": None,
+        "gradient_as_bucket_view": False,
+        "comm_hook": "none",
+        "join": None,
+        "accumulation_steps": 1,
+    }
+    return ddp.model_copy(update=changes)
+
+
+def times_as_priced(
+    program_with: Callable[[float], Program], bare: Program, measured_s: float, key: str
+) -> float:
+    """How many times as long as priced DDP's own work took in a measured step.
+
+    `program_with(f)`: the loop where that takes f times as long; `bare`: the loop without DDP.
+    0 where launching the collectives takes that long already. Raises InputError, at the
+    scenario's `key`, for a step that is no longer than without DDP, or that 1024 times as much work
+    does not make.
+    """
+
+    @cache
+    def step_s(times: float) -> float:
+        return mean_step_s(on_one_rank(program_with(times).steady()))
+
+    low, high = 0.0, 1.0
+    while step_s(high) < measured_s:
+        low, high = high, 2 * high
+        if high > _MOST:
+            raise InputError(
+                key,
+                f"{measured_s:g} s cannot be DDP's own work, which would take over {_MOST:g} times "
+                "as long as it is priced; is it the step of one device alone?",
+            )
+    if measured_s <= mean_step_s(on_one_rank(bare)):
+        raise InputError(key, f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
+    if step_s(low) > measured_s:
+        return 0.0
+    return _crossing(step_s, measured_s, low, high)
+
+
+def _crossing(step_s: Callable[[float], float], wanted_s: float, low: float, high: float) -> float:
+    """Where a step that grows with its argument, mostly linearly, takes as long as wanted."""
+    low_s, high_s = step_s(low), step_s(high)
+    middle = high
+    for attempt in range(_TRIES):
+        if high_s - low_s <= _CLOSE_S:
+            break
+        share = (wanted_s - low_s) / (high_s - low_s) if attempt % 2 == 0 else 0.5
+        middle = low + share * (high - low)
+        middle_s = step_s(middle)
+        if abs(middle_s - wanted_s) <= _CLOSE_S:
+            break
+        if middle_s < wanted_s:
+            low, low_s = middle, middle_s
+        else:
+            high, high_s = middle, middle_s
+    return middle
+
+
+def baselines(job: Job) -> Baselines:
+    """Seconds of a step by compute alone, with all communication after it, and with all hidden.
+
+    No step is shorter than the last: a host that is behind its device catches up while that waits,
+    so what communication adds is counted from the device's own step, without its host. An optimizer
+    that runs beside the backward is hidden too.
+    """
+    model, ddp = _of_a_rank(job), job.scenario.ddp
+    bare = on_one_rank(_alone(job, model))
+    if ddp.overlaps_optimizer or ddp.optimizer_in_backward:
+        model = replace(model, optimizer=Work(0.0))
+    host = 1.0 if job.program.blocking else 0.0
+    least, device = (on_one_rank(_alone(job, model, factor)) for factor in (1.0, host))
+    comm_ns = Counter[ProcessGroup]()  # groups may send at once
+    for each in job.sent:
+        transfer = cost_of(job.network.cost, each.group).transfer(each.operation, each.size_bytes)
+        comm_ns[each.group] += duration_ns(transfer)
+    steps = job.program.strategy.period * NS_PER_S
+    longest_s = max(comm_ns.values(), default=0) / steps
+    uncovered_s = max(0.0, longest_s - _covering_ns(job, device) / NS_PER_S)
+    compute_s, least_s, device_s = map(mean_step_s, (bare, least, device))
+    all_s = compute_s + sum(comm_ns.values()) / steps
+    return Baselines(compute_s, all_s, max(least_s, device_s + uncovered_s))
+
+
+def bare_timeline(job: Job, compute: float = 1.0, host: float = 1.0) -> Timeline:
+    """The step of one device, without DDP and without a loader, and with a rank's own optimizer.
+
+    `compute` and `host`: how many times as long the model's work takes, and all that the host does.
+    """
+    model = _of_a_rank(job)
+    model = model if compute == 1 else model.stretched(compute)
+    return on_one_rank(_alone(job, model, host))
+
+
+def _alone(job: Job, model: Model, host: float = 1.0) -> Program:
+    return compile_program(job.scenario, model, job.overheads, ddp=False, host_factor=host)
+
+
+def _of_a_rank(job: Job) -> Model:
+    """The model; where the optimizer is sharded, with that of a rank's share."""
+    if job.scenario.ddp.strategy not in _SHARD_THE_OPTIMIZER:
+        return job.model
+    own = _optimizer(job.program)
+    if not 0 < own.device_s < _optimizer(_alone(job, job.model)).device_s:
+        return job.model  # the host's, or that of a hook
+    return replace(job.model, optimizer=own)
+
+
+def _optimizer(program: Program) -> Work:
+    """What a rank's optimizer takes in a steady step."""
+    works = list(_optimizer_works(program))
+    steps = program.strategy.period * NS_PER_S
+    device_ns, host_ns = (sum(column) for column in zip(*works, strict=True)) if works else (0, 0)
+    return Work(device_ns / steps, 0, host_ns / steps)
+
+
+def _optimizer_works(program: Program) -> Iterator[tuple[int, int]]:
+    for step in program.steady_period:
+        for each in step.works:
+            if each.kind == "optimizer":
+                yield each.device_ns, each.host_ns
+
+
+def _covering_ns(job: Job, bare: Timeline) -> float:
+    """The time that may hide communication: backwards that reduce; all passes that gather."""
+    step, sent = steps_of(bare.slowest)[-1], job.sent
+    if any(each.operation == "all_gather" and each.bucket < 0 for each in sent):
+        parts = step.breakdown()
+        return parts.forward + parts.backward_compute
+    backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)
+    return backwards / job.program.strategy.period * step.backward_ns()
