@@ -155,8 +155,9 @@ After its first iteration DDP regroups its buckets by the order in which gradien
 really became ready. Until then all gradients of a dtype are one bucket, and nothing
 overlaps. With find_unused_parameters it never happens.""",
     "ring": """\
-Each rank sends to its right neighbour and receives from its left, chunk by chunk, in
-2(N-1) steps of M/N bytes: N-1 to sum, N-1 to spread the sum.""",
+A ring all-reduce: each rank sends to its right neighbour and receives from its left, chunk by
+chunk, in 2(N-1) steps of M/N bytes: N-1 to sum (a reduce-scatter), N-1 to spread the sum (an
+all-gather). Whatever N, a rank sends less than 2M bytes. docs/explanation/algorithms.md.""",
     "regret": """\
 By how much a choice takes longer than the best one, per sample: see `ddpsim tune`.""",
     "roofline": """\
@@ -165,8 +166,8 @@ achieved bandwidth, whichever takes longer. The achieved fractions are published
 workload.step_time, measured on one device, to replace the estimate.""",
     "scaling": """\
 scaling_efficiency: throughput per GPU over the throughput of one such device without
-DDP. 100 % means that communication and DDP cost nothing. With fully_shard it may be more: a rank
-updates its shard alone, one device all parameters.""",
+DDP. 100 % means that communication and DDP cost nothing. Where the optimizer is sharded, the device
+updates as many parameters as a rank does.""",
     "skew": """\
 Time spent inside collectives waiting for late peers. Every rank shows it but the late
 one, so per-rank timers cannot find a straggler.""",
@@ -227,6 +228,9 @@ the interval. docs/explanation/compute.md.""",
     "leaf": """\
 The switch that a node's NICs are plugged into. Oversubscribed (inter_node.oversubscription): its
 links to other switches carry less than its nodes can send.""",
+    "gil": """\
+Python's global interpreter lock: one thread of a process runs Python at a time. DataParallel drives
+all GPUs from threads of one process, which wait for each other; DDP has a process for each GPU.""",
     "memory": """\
 Known bytes on one GPU: parameters, gradients, buckets, optimizer, buffers, activations. CUDA's
 context, NCCL's buffers and what the allocator cannot use are not counted: often 1 to 3 GB.
@@ -245,8 +249,8 @@ NCCL's algorithm for small reduce-scatters and all-gathers between nodes of one 
 in place of a ring's N-1, from NCCL 2.23 on. docs/explanation/nccl.md.""",
     "perfect overlap": """\
 The step if all communication were hidden as far as it can be: the longer of compute and
-communication. No overlap: their sum. Compute only: without communication. `ddpsim run --verbose`
-shows the three for comparison.""",
+communication. No overlap: their sum. Compute only: without communication, with a rank's own part of
+a sharded optimizer. `ddpsim run --verbose` shows the three for comparison.""",
     "warm-up": """\
 The first iterations, which differ from the others: before DDP has rebuilt its buckets nothing
 overlaps. The step time leaves them out. Start-up costs are not counted.""",
@@ -339,6 +343,8 @@ _ALIASES = {
         "optimizer in backward",
     ),
     "allreduce": "all-reduce",
+    **dict.fromkeys(("ring all-reduce", "ring allreduce", "ring-allreduce"), "ring"),
+    "global interpreter lock": "gil",
     "all_reduce": "all-reduce",
     "bandwidth": "busbw",
     "buckets": "bucket",
@@ -363,9 +369,18 @@ _ALIASES = {
 }
 
 
+# how messages of torch begin, which people look up
+_MESSAGES = {
+    "expected to have finished reduction": "unused parameters",
+}
+
+
 def lookup(term: str) -> str | None:
-    """The entry of a term or one of its other names, None if there is none."""
+    """The entry of a term, one of its other names or a message of torch; None if there is none."""
     folded = term.strip().lower()
+    for message, name in _MESSAGES.items():
+        if message in folded:
+            return TERMS[name]
     for name in (
         folded,
         folded.replace("_", " "),

@@ -102,6 +102,11 @@ An all-gather of the next unit's parameters, launched before this unit's work ha
 (ddp.fsdp1.backward_prefetch and forward_prefetch; fully_shard always does it in the backward).
 docs/explanation/fsdp1.md.""",
     "unused parameters": """\
-Parameters without a gradient in a step. DDP ends with an error in the next forward, unless
-ddp.find_unused_parameters looks for them in each one, which costs host time and an all-reduce.""",
+Parameters without a gradient in a step. Their bucket is never reduced, so DDP ends the next forward
+with "Expected to have finished reduction in the prior iteration". ddp.find_unused_parameters looks
+for them in each step, which costs host time and an all-reduce; or let the loss need them.""",
+    "parameter server": """\
+ddp.strategy: parameter_server. One rank or several hold the parameters: all others send gradients
+to them and get parameters back. A server's link carries the bytes of all ranks, where a ring's
+carry those of one. docs/explanation/strategies.md.""",
 }

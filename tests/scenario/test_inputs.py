@@ -94,6 +94,13 @@ def test_explain_takes_any_spelling(term: str) -> None:
         assert lookup(spelling) == TERMS[term]
 
 
+def test_explain_takes_a_message_of_torch() -> None:
+    said = (
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting"
+    )
+    assert lookup(said) == TERMS["unused parameters"]
+
+
 def test_a_profile_of_absurd_depth_or_digits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     for text in ('{"a":' * 100_000, '{"schema": ' + "9" * 5000 + "}", '{"schema": 1e999}'):
