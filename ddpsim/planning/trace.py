@@ -59,6 +59,7 @@ def trace(
         [node.start for node in nodes],
         cluster.device.name,
         scenario.ddp.backend,
+        {} if warmup else resolve(scenario).bucket_names,
     )
 
 

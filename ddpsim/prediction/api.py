@@ -244,6 +244,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         ranks_of=partial(_ranks_of, mesh_of(scenario)),
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.strategy.rebuilt_from,
+        names=job.bucket_names,
         memory=job.memory(),
         memory_peak=job.program.strategy.memory_peak(),
         baselines=job.baselines(),

@@ -241,6 +241,14 @@ class Job:
         launched = (each for step in self.program.steady_period for each in step.sent)
         return [each for each in launched if each.bucket >= 0 or each.operation == "all_gather"]
 
+    @property
+    def bucket_names(self) -> dict[int, tuple[str, str]]:
+        """Of each bucket of a steady step its first parameter's name and its last's."""
+        strategy, known = self.program.strategy, self.model.parameters
+        buckets = enumerate(strategy.buckets(strategy.kind(self.program.warmup)))
+        ends = {index: (bucket.parameters[0], bucket.parameters[-1]) for index, bucket in buckets}
+        return {index: (known[a].name, known[b].name) for index, (a, b) in ends.items()}
+
     def memory(self) -> Memory:
         """Bytes on one device."""
         activations = self.model.activation_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from ddpsim.provenance import Provenance
 from ddpsim.report.lines import columns, indented, labelled, screen_width
@@ -66,18 +67,42 @@ def _baselines(result: Result) -> Iterator[str]:
 
 def _buckets(buckets: tuple[BucketTimes, ...], called: str) -> Iterator[str]:
     width = len(called)
-    yield f"  {called}{'size':>11}{'params':>8}{'ready':>12}{'start':>12}{'end':>12}"
+    yield f"  {called}{'size':>11}{'params':>8}{'ready':>11}{'start':>11}{'end':>11}  layers"
     shown = buckets if len(buckets) <= _BUCKET_ROWS else (*buckets[:5], *buckets[-2:])
+    layers = dict(zip((bucket.index for bucket in buckets), _layers(buckets), strict=True))
     for row, bucket in enumerate(shown):
         if row == 5 and len(shown) < len(buckets):
             yield f"  {'...':>{width}}   {len(buckets) - len(shown)} more (--json lists them all)"
         size = format_bytes(bucket.size_bytes)
         times = "".join(
-            f"{format_duration(time):>12}"
+            f"{format_duration(time):>11}"
             for time in (bucket.ready_s, bucket.start_s, bucket.end_s)
         )
-        yield f"  {bucket.index:>{width}}{size:>11}{bucket.num_params:>8}{times}"
+        figures = f"  {bucket.index:>{width}}{size:>11}{bucket.num_params:>8}{times}  "
+        yield f"{figures}{_in_room(layers[bucket.index], screen_width() - len(figures))}"
     yield "  times from the start of backward; launched in this order"
+
+
+def _layers(buckets: Sequence[BucketTimes]) -> list[tuple[str, ...]]:
+    """The modules of each bucket's first and last parameter, without what all names begin with."""
+    parts = [[_module(name).split(".") for name in (b.first, b.last)] for b in buckets]
+    every = [names for both in parts for names in both]
+    alike = takewhile(lambda same: len(set(same)) == 1, zip(*every, strict=False))
+    start = min([len(list(alike)), *(len(names) - 1 for names in every)])
+    start -= start > 0 and any(names[start].isdigit() for names in every)  # of what?
+    return [tuple(dict.fromkeys(".".join(names[start:]) for names in both)) for both in parts]
+
+
+def _module(parameter: str) -> str:
+    """Its name without "weight" or "bias"; a number is part of the module's."""
+    module, _, own = parameter.rpartition(".")
+    return module if module and not own.isdigit() else parameter
+
+
+def _in_room(names: Sequence[str], room: int) -> str:
+    """Names with dots between them, the long ones without their beginning."""
+    each = (room - 5 * (len(names) - 1)) // len(names)
+    return " ... ".join(name if len(name) <= each else f"...{name[3 - each :]}" for name in names)
 
 
 def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
@@ -96,6 +96,7 @@ class Traced:
     """Some ranks and steps of a timeline, and whose they are.
 
     `steps` count from 0, the warm-up's first; `choice` says in words which ranks these are.
+    `names`: of the first and the last parameter of each bucket of a steady step.
     """
 
     timeline: Timeline
@@ -107,6 +108,7 @@ class Traced:
     first_ranks: Sequence[int]
     device: str
     backend: str
+    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def has_kernels(self) -> bool:
@@ -246,10 +248,14 @@ class Traced:
     def _facts(self, span: CommSpan) -> dict[str, Any]:
         """What a collective's slice tells who clicks on it; moments from the trace's origin."""
         bucket = {"bucket": span.bucket, "parameters": span.num_params} if span.bucket >= 0 else {}
+        ends = zip(
+            ("first_parameter", "last_parameter"), self.names.get(span.bucket, ()), strict=False
+        )
         return {
             "Collective name": span.operation.replace("_", ""),
             "Group size": self.world_size,
             **bucket,
+            **dict(ends),
             "bytes": span.size_bytes,
             "ready_us": span.ready_ns / 1000,
             "joined_us": span.joined_ns / 1000,

@@ -102,6 +102,7 @@ class BucketTimes:
     """One bucket of a median iteration, in launch order; seconds from the start of backward.
 
     `ready_s`: its last gradient is in it; `start_s`: all ranks have joined; `end_s`: reduced.
+    `first` and `last`: the names of its parameters at both ends, in its own order.
     """
 
     index: int
@@ -110,6 +111,13 @@ class BucketTimes:
     ready_s: float
     start_s: float
     end_s: float
+    first: str = ""
+    last: str = ""
+
+    @property
+    def names(self) -> str:
+        """The names in words: "fc.bias ... layer4.1.bn2.weight", or the one that there is."""
+        return self.first if self.first == self.last else f"{self.first} ... {self.last}"
 
 
 @dataclass(frozen=True, slots=True)

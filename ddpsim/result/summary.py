@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
@@ -55,6 +55,7 @@ class Context:
 
     `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
     what an all-reduce of gradients sends. `ranks_of`: the ranks of a rank's group, in words.
+    `names`: of the first and the last parameter of each bucket.
     `network_saves_s`: by how much a step is shorter where the network takes no time.
     """
 
@@ -77,6 +78,7 @@ class Context:
     warnings: tuple[str, ...]
     seed: int
     engine: Engine
+    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     optimizes_on_host: bool = False
     network_saves_s: Callable[[], float] = lambda: inf
     batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
@@ -188,7 +190,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         skew_s=skew_s,
         exposed_comm_s=exposed_s,
         overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
-        buckets=_buckets(communicating),
+        buckets=_buckets(communicating, context.names),
         bottleneck=_bottleneck(breakdown, slowest, timeline.late_peers_ns, steady, context),
         critical_path=tuple(
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
@@ -236,7 +238,7 @@ def _seconds(breakdown: BreakdownNs, steps: int) -> Breakdown:
     )
 
 
-def _buckets(step: Step) -> tuple[BucketTimes, ...]:
+def _buckets(step: Step, names: Mapping[int, tuple[str, str]]) -> tuple[BucketTimes, ...]:
     """Those of the last backward, where every micro-batch reduces its gradients.
 
     A bucket may take several all-reduces, the last of which alone counts its parameters.
@@ -257,6 +259,7 @@ def _buckets(step: Step) -> tuple[BucketTimes, ...]:
             ready_s=(first[index].ready_ns - origin_ns) / NS_PER_S,
             start_s=(first[index].met_ns - origin_ns) / NS_PER_S,
             end_s=(span.end_ns - origin_ns) / NS_PER_S,
+            **dict(zip(("first", "last"), names.get(index, ()), strict=False)),
         )
         for index, span in sorted(last.items())
     )
