@@ -62,7 +62,7 @@ class Ddp(Spec):
     strategy: Annotated[StrategyName, KNOWN_STRATEGY] = Field(
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
-        "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
+        "of all gradients, or of buckets, after it; per_parameter: one a gradient, from its hook; "
         "parameter_server: gradients are reduced to servers, which send parameters back; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
         "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
@@ -93,7 +93,7 @@ class Ddp(Spec):
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
-        "bucket too; a list = cap by cap, the last repeats (torch's bucket_cap_mb_list)",
+        "bucket too; a list = cap by cap, the last repeats (bucket_cap_mb_list); naive_flat: none",
     )
     gradient_as_bucket_view: bool = Field(default=False, description="saves the copy back")
     find_unused_parameters: bool = Field(default=False, description="buckets are never rebuilt")
@@ -270,8 +270,8 @@ class Ddp(Spec):
     @classmethod
     def _of_ddp_alone(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
-        usual = cls.model_fields[str(info.field_name)].default
-        if strategy not in _DDP and value != usual:
+        has = (*_DDP, "naive_flat") if info.field_name == "bucket_cap_mb" else _DDP
+        if strategy not in has and value != cls.model_fields[str(info.field_name)].default:
             raise fail(f"is an option of DDP, and strategy: {strategy} has none; leave it out")
         return value
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ddpsim.strategies.ddp.buckets import assign_by_size
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.strategy import Bucket
@@ -66,10 +67,21 @@ class AllReduces:
         """The same in the order in which the backward makes gradients."""
         return tuple(self._of_gradient(i) for i in self.model.ready_order)
 
-    def flat(self) -> tuple[AllReduce, ...]:
-        """One per dtype: gradients are copied into one tensor, reduced, divided, copied back."""
-        dtypes = dict.fromkeys(self.model.parameters[i].dtype for i in self._used)
-        return tuple(self._of_dtype(dtype, of_several=len(dtypes) > 1) for dtype in dtypes)
+    def flat(self, caps_bytes: Sequence[int] = ()) -> tuple[AllReduce, ...]:
+        """One per dtype: gradients are copied into one tensor, reduced, divided, copied back.
+
+        With caps, one of each bucket of neighbours in `model.parameters()`, as torch fills them.
+        """
+        used = [self.model.parameters[i] for i in self._used]
+        sizes_bytes, dtypes = [p.size_bytes for p in used], [p.dtype for p in used]
+        groups = assign_by_size(sizes_bytes, dtypes, caps_bytes or [sum(sizes_bytes) + 1])
+        members = [[self._used[i] for i in group] for group in groups]
+        if len(groups) == 1:
+            return (self._of_members(members[0], "all gradients"),)
+        causes = [f"all gradients of {dtypes[group[0]]}" for group in groups]
+        if caps_bytes:
+            causes = [f"gradients of flat tensor {number}" for number in range(len(groups))]
+        return tuple(map(self._of_members, members, causes))
 
     def averaged(self) -> AllReduce:
         """Of all parameters: copied into one tensor of the widest dtype, divided, reduced.
@@ -112,15 +124,13 @@ class AllReduces:
         bucket = Bucket((index,), size_bytes, size_bytes, copy_back=divided)
         return AllReduce(bucket, f"parameter {parameter.name}", self._launch_ns)
 
-    def _of_dtype(self, dtype: str, *, of_several: bool) -> AllReduce:
-        members = tuple(i for i in self._used if self.model.parameters[i].dtype == dtype)
+    def _of_members(self, members: Sequence[int], cause: str) -> AllReduce:
         sizes_bytes = [self.model.parameters[i].size_bytes for i in members]
         size_bytes = sum(sizes_bytes)
         flattened = self._moved(2 * size_bytes)
         after = [flattened, *(self._moved(2 * own_bytes) for own_bytes in sizes_bytes)]
         before, back = self._launch([flattened]), self._launch(after)
-        bucket = Bucket(members, size_bytes, size_bytes, before, copy_back=back)
-        cause = f"all gradients of {dtype}" if of_several else "all gradients"
+        bucket = Bucket(tuple(members), size_bytes, size_bytes, before, copy_back=back)
         return AllReduce(bucket, cause, self._launch_ns)
 
     def _moved(self, size_bytes: int) -> Work:

@@ -16,6 +16,7 @@ from ddpsim.scenario.options.hooks import DdpMixedPrecision
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.all_reduces import AllReduces
+from ddpsim.strategies.ddp.buckets import stated_caps
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.model_work import ModelWork, with_additions
@@ -257,7 +258,7 @@ def _naive(asked: Asked) -> Strategy:
 def _naive_flat(asked: Asked) -> Strategy:
     from ddpsim.strategies.after_backward import FlatAfterBackward
 
-    return FlatAfterBackward(asked.work, asked.all_reduces.flat())
+    return FlatAfterBackward(asked.work, asked.all_reduces.flat(stated_caps(asked.scenario.ddp)))
 
 
 def _per_parameter(asked: Asked) -> Strategy:

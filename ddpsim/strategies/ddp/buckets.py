@@ -21,6 +21,7 @@ __all__ = [
     "assign_by_size",
     "bucket_limits",
     "plan_buckets",
+    "stated_caps",
 ]
 
 FIRST_BUCKET_BYTES = MIB
@@ -129,11 +130,16 @@ def plan_buckets(
 
 def bucket_limits(ddp: Ddp) -> list[int]:
     """Bucket caps in bytes; an explicit cap removes the small first bucket, but not in torch 1."""
-    caps = ddp.bucket_cap_mb
-    if caps is None:
+    explicit = stated_caps(ddp)
+    if not explicit:
         return [FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES]
-    explicit = [int(cap * MIB) for cap in (caps if isinstance(caps, tuple) else (caps,))]
     return [FIRST_BUCKET_BYTES, *explicit] if ddp.is_torch_1 else explicit
+
+
+def stated_caps(ddp: Ddp) -> list[int]:
+    """The bucket caps of a scenario in bytes; none where it leaves them to torch."""
+    caps = ddp.bucket_cap_mb or ()
+    return [int(cap * MIB) for cap in (caps if isinstance(caps, tuple) else (caps,))]
 
 
 def _assign(
