@@ -33,11 +33,13 @@ _JSON = {  # what a command's JSON has otherwise than its dataclass
     "`throughput_samples_per_s`, `throughput_per_gpu`, `scaling_efficiency`, `comm_time_s`, "
     "`exposed_comm_s`, `memory_bytes_per_gpu`, `fits` and `problem`; a point also says whether it "
     "is the `best` or on the `front`. CSV and Parquet files have the same columns. `flat` lists "
-    "for each axis the `values` `within` 0.2 % of the best, and under `keep` the ones to take.",
+    "for each axis the `values` `within` 0.2 % of the best, or the `noise`, and under `keep` the "
+    "ones to take.",
     "compare": "Each change also has `is_sure`: it is larger than its uncertainty.",
     "explain-step": "In place of `result` there are its `name`, `iteration_time_s` (the mean), "
     "`bottleneck` and `warnings`.",
-    "tune": "`pick` and `fastest` also have `is_sure`; `within` is the share that counts as equal.",
+    "tune": "`pick` and `fastest` also have `is_sure`; `within` is the share that counts as equal: "
+    "0.2 %, or the `noise`.",
     "plan": "`knee_efficiency` is the criterion of the knee.",
     "diagnose": "`healthy` says whether nothing is likelier than that nothing is wrong. `factors` "
     "are of `compute`, `host` or `network`.",

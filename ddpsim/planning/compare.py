@@ -96,6 +96,7 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
         tuple(_change(first, option, side, steps_s) for option, side in others),
         result.warnings,
         baseline,
+        result.iteration_time_s.noise(base.run.iterations),
     )
 
 

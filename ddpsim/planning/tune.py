@@ -91,6 +91,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     own = search.simulated([()])
     if not own:
         raise ScenarioError([Problem("scenario", "", search.problem)])
+    search.allow_noise(own[0].brief)
     search.simulated(search.grid())
     if limits.trials:
         _sample(search)
@@ -104,7 +105,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
             f"GPUs{'' if limits.each_strategy else ', or shard the model: add --each-strategy'}"
         )
     fastest = min(fitting, key=lambda choice: choice.sample_s)
-    good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
+    good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + search.within)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
     changes = _changes(document, [pick, fastest])
     caps = search.caps_with_other_options(pick)
@@ -126,6 +127,8 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         len(search.choices) - len(fitting),
         tuple(_said(limits)),
         changes[0].warnings,
+        search.noise,
+        search.within,
     )
 
 
@@ -175,6 +178,17 @@ class _Search:
         self._found: dict[tuple[str, ...], _Choice | None] = {}
         self._best = Best(self._fits, FLAT)
         self._differing: dict[str, bool] = {}
+        self.noise = 0.0
+
+    @property
+    def within(self) -> float:
+        """What takes no more than this longer than the fastest is as good."""
+        return self._best.within
+
+    def allow_noise(self, own: Brief) -> None:
+        """By what two runs of the scenario differ by chance, choices are no better or worse."""
+        self.noise = own.iteration_time_s.noise(self.scenario.run.iterations)
+        self._best.within = max(FLAT, self.noise)
 
     @property
     def choices(self) -> list[_Choice]:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, labelled, named_rows, screen_width, warned
+from ddpsim.report.lines import (
+    command,
+    labelled,
+    named_rows,
+    noted_noise,
+    screen_width,
+    warned,
+)
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, long_duration_in
@@ -56,6 +63,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         "in time for the samples of one baseline step; in its 80% interval an input that both have "
         f"from one source is wrong by the same factor in both; {_OWN_COSTS}",
     )
+    yield from noted_noise(comparison.noise)
     yield from _notes(known)
     yield from _new_warnings(known, comparison.warnings)
     failed = [change for change in comparison.changes if change.problem]

@@ -17,6 +17,7 @@ __all__ = [
     "indented",
     "labelled",
     "named_rows",
+    "noted_noise",
     "screen_width",
     "warned",
 ]
@@ -116,6 +117,13 @@ def named_rows(
 def indented(text: str) -> Iterator[str]:
     """Text a little to the right, and what goes on a line below a little more."""
     yield from wrap(text, screen_width(), initial_indent="  ", subsequent_indent="    ")
+
+
+def noted_noise(noise: float) -> Iterator[str]:
+    """What jitter hides: nothing where steps are alike."""
+    if noise:
+        text = f"two runs of run.iterations steps differ by up to {noise:.1%} by chance"
+        yield from labelled("noise", f"{text}: a smaller difference takes more of them to see")
 
 
 def warned(warnings: Sequence[str]) -> Iterator[str]:

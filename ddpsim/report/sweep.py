@@ -9,8 +9,8 @@ from itertools import groupby
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import labelled, screen_width
-from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
+from ddpsim.report.lines import labelled, noted_noise, screen_width
+from ddpsim.result.sweep import GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted
 
@@ -118,14 +118,15 @@ def _answer(sweep: Sweep) -> Iterator[str]:
     label = "flat"
     values = dict(sweep.axes)
     for region in sweep.flat_regions():
-        yield from labelled(label, _flat(region, values[region.keys]))
+        yield from labelled(label, _flat(region, values[region.keys], sweep.within))
         label = ""
     if sweep.front:
         second = GOALS[sweep.goals[1]].title
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
         yield from labelled("front +", text)
     if sweep.keeps_own and sweep.own.brief is not best.brief:
-        yield from labelled("keep", f"{_own(sweep)}: nothing here is {FLAT:.1%} better")
+        yield from labelled("keep", f"{_own(sweep)}: nothing here is {sweep.within:.1%} better")
+    yield from noted_noise(sweep.noise)
     if any(point.brief and not point.usable for point in sweep.points):
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
     for warning in sweep.warnings:
@@ -150,10 +151,10 @@ def _own(sweep: Sweep) -> str:
     return f"the scenario{' with' if fixed else ' as it is'}{fixed}"
 
 
-def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
+def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]], within: float) -> str:
     keys, keep = ", ".join(region.keys), " with ".join(region.keep)
     if len(region.values) == 1:
-        return f"{keys}: no other value is within {FLAT:.1%} of {keep}"
+        return f"{keys}: no other value is within {within:.1%} of {keep}"
     runs = [
         [" with ".join(value) for value in run]
         for is_flat, run in groupby(values, key=lambda value: value in region.values)
@@ -161,7 +162,7 @@ def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
     ]
     listed = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
     more = f" and {len(runs) - _RUNS} more ranges" if len(runs) > _RUNS else ""
-    return f"{keys}: {', '.join(listed[:_RUNS])}{more} within {FLAT:.1%} of the best: keep {keep}"
+    return f"{keys}: {', '.join(listed[:_RUNS])}{more} within {within:.1%} of the best: keep {keep}"
 
 
 def _problems(sweep: Sweep) -> Iterator[str]:

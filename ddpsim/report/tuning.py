@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
 from ddpsim.report.changes import in_words
-from ddpsim.report.lines import command, labelled
-from ddpsim.result.sweep import FLAT
+from ddpsim.report.lines import command, labelled, noted_noise
 from ddpsim.result.tuning import Tuning
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
@@ -29,13 +28,16 @@ def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
         yield from labelled("take", f"{pick.title}: {step} a step")
         yield from labelled("", in_words(pick))
     else:
-        reason = f"nothing that was tried is {FLAT:.1%} faster"
+        reason = f"nothing that was tried is {tuning.within:.1%} faster"
         yield from labelled("take", f"the options as they are: {step} a step; {reason}")
     if fastest.settings != pick.settings:
-        why = f"within {FLAT:.1%}, so the fewest changes win"
+        why = f"within {tuning.within:.1%}, so the fewest changes win"
         yield from labelled("fastest", f"{fastest.title}: {in_words(fastest)}; {why}")
     listed = ", ".join(tuning.flat_caps)
-    yield from labelled("flat", f"bucket_cap_mb within {FLAT:.1%} of the fastest: {listed}")
+    yield from labelled(
+        "flat", f"bucket_cap_mb within {tuning.within:.1%} of the fastest: {listed}"
+    )
+    yield from noted_noise(tuning.noise)
     yield from labelled("regret", "; ".join(_regrets(tuning)))
     unfit = f", {tuning.unfit:,} of which do not keep to the limits" if tuning.unfit else ""
     limits = "; ".join(tuning.constraints)

@@ -48,6 +48,7 @@ class Comparison:
     """Changes of a first scenario, in the order that they were asked for.
 
     `warnings`: those of `run` for the first scenario. `baseline`: its name.
+    `noise`: by how much two runs of it differ by chance, relative.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Comparison:
     changes: tuple[Change, ...]
     warnings: tuple[str, ...] = ()
     baseline: str = ""
+    noise: float = 0.0
 
     def __repr__(self) -> str:
         known = [change for change in self.changes if not change.problem]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ddpsim.provenance import Provenance
+from ddpsim.provenance import Z_80, Provenance
 from ddpsim.result.training import Training
 from ddpsim.units import format_duration
 
@@ -45,6 +46,14 @@ class Distribution:
     p10: float
     p50: float
     p90: float
+
+    def noise(self, steps: int) -> float:
+        """By how much the means of two runs of so many steps differ by chance, relative.
+
+        Two standard errors, with the standard deviation that p10 and p90 tell.
+        """
+        sigma = (self.p90 - self.p10) / (2 * Z_80)
+        return 2 * sqrt(2 / steps) * sigma / self.mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ GOALS = {
 }
 
 
+_WITHOUT_NOISE = ("gpus", "memory")
+
+
 @dataclass(frozen=True)
 class Point:
     """One scenario of a sweep; `problem` says why it has no `brief`."""
@@ -60,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True)
 class FlatRegion:
-    """The values of one axis that, all else as in the best point, are within FLAT of the best.
+    """The values of one axis that, all else as in the best point, are as good as the best.
 
     `keep` is the scenario's own value where that is one of them, or where the scenario as it is
     is as good, otherwise the best one.
@@ -77,7 +80,8 @@ class Sweep:
 
     `fixed` are the settings that all points and `own` share; `axes` holds the keys that move
     together, with their values; `goals` names one goal, or two for which there is a front.
-    `warnings`: what `run` warns of at the best point.
+    `warnings`: what `run` warns of at the best point. `noise`: by how much two runs of the scenario
+    as it is differ by chance, relative.
     """
 
     name: str
@@ -87,6 +91,12 @@ class Sweep:
     own: Point
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
+    noise: float = 0.0
+
+    @property
+    def within(self) -> float:
+        """What differs by less from the best is as good: FLAT, or what jitter hides of times."""
+        return FLAT if self.goals[0] in _WITHOUT_NOISE else max(FLAT, self.noise)
 
     @property
     def best(self) -> Point | None:
@@ -97,9 +107,9 @@ class Sweep:
 
     @property
     def keeps_own(self) -> bool:
-        """Whether the scenario's own values are within FLAT of the best, or better than it."""
+        """Whether the scenario's own values are `within` of the best, or better than it."""
         best, own = self.best, self.own
-        return best is not None and own.usable is not None and self._loss(own, best) <= FLAT
+        return best is not None and own.usable is not None and self._loss(own, best) <= self.within
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -137,7 +147,7 @@ class Sweep:
         def is_flat(value: tuple[str, ...]) -> bool:
             moved = dict(zip(keys, value, strict=True))
             point = known[tuple(Setting(k, moved.get(k, v)) for k, v in best.settings)]
-            return point.usable is not None and self._loss(point, best) <= FLAT
+            return point.usable is not None and self._loss(point, best) <= self.within
 
         chosen = tuple(setting.value for setting in best.settings if setting.key in keys)
         region = tuple(value for value in values if is_flat(value))
@@ -175,8 +185,9 @@ class Sweep:
             "axes": [{"keys": keys, "values": values} for keys, values in self.axes],
             "goals": self.goals,
             "own": dict(self.own.settings) | _figures(self.own),
-            "flat": [asdict(region) | {"within": FLAT} for region in self.flat_regions()],
+            "flat": [asdict(region) | {"within": self.within} for region in self.flat_regions()],
             "warnings": self.warnings,
+            "noise": rounded(self.noise),
             "points": self.rows(),
         }
 

@@ -19,13 +19,14 @@ __all__ = ["Tuning"]
 class Tuning:
     """The options to take, compared with a scenario as it is.
 
-    `pick` changes the fewest keys of all that are within FLAT of the fastest found, per sample, and
+    `pick` changes the fewest keys of all that are `within` of the fastest found, per sample, and
     fit into memory; without settings the scenario is as good as any. `fastest` is the fastest
-    itself; `flat_caps` the bucket caps that with the other options of `pick` are within FLAT of it.
+    itself; `flat_caps` the bucket caps that with the other options of `pick` are `within` of it.
     `own_regret` and `default_regret`: by how much the scenario's own options (None where they do
     not keep to the limits), and torch's default caps with the other options of `pick`, take longer
     than `fastest`. `tried` scenarios were simulated, of which `unfit` do not keep to the limits.
-    `warnings`: what `run` warns of with the options of `pick`.
+    `warnings`: what `run` warns of with the options of `pick`. `noise`: by how much two runs of the
+    scenario differ by chance, relative; `within` is that, or FLAT where it is more.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Tuning:
     unfit: int
     constraints: tuple[str, ...]
     warnings: tuple[str, ...]
+    noise: float = 0.0
+    within: float = FLAT
 
     def __repr__(self) -> str:
         said = f"{self.pick.title}, {self.pick.change:+.1%}" if self.pick.settings else "as it is"
@@ -56,4 +59,4 @@ class Tuning:
             key: asdict(change) | {"is_sure": change.is_sure}
             for key, change in (("pick", self.pick), ("fastest", self.fastest))
         }
-        return {"schema": "ddpsim.tuning/1", **rounded(asdict(self) | changes), "within": FLAT}
+        return {"schema": "ddpsim.tuning/1", **rounded(asdict(self) | changes)}

@@ -170,6 +170,18 @@ def recorded_sweeps() -> list[Sweep]:
     return [sweep for one in records for sweep in one.sweeps if not sweep.oversubscribed]
 
 
+def test_what_jitter_hides_is_no_difference() -> None:
+    """Twenty steps with 15 % of jitter tell 2 % apart; without it, the same caps differ."""
+    name, jitter = "resnet50-2x8-25gbit", "run.jitter={distribution: lognormal, sigma: 0.15}"
+    calm, noisy = (tune(document(name, *keys)) for keys in ((), (jitter,)))
+    assert (calm.noise, calm.within) == (0, FLAT)
+    assert 0.01 < noisy.noise == noisy.within < 0.04
+    assert noisy.pick.settings == ()
+    assert set(calm.flat_caps) < set(noisy.flat_caps)
+    said = " ".join(render_tuning(noisy, "a").split())
+    assert f"differ by up to {noisy.noise:.1%} by chance" in said
+
+
 def test_from_where_on_caps_differ_as_predicted() -> None:
     """Figures of docs/explanation/accuracy.md: below FLAT nobody can tell which is faster."""
     apart: list[tuple[float, float]] = []  # predicted, and measured in the direction predicted

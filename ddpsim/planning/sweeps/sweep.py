@@ -84,6 +84,7 @@ def sweep(
         tuple(goals),
         replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),
         points,
+        noise=_noise(own.scenario, own.point(found).brief),
     )
     best = swept.best
     chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
@@ -91,6 +92,10 @@ def sweep(
         return swept
     step_s = best.brief.iteration_time_s.mean
     return replace(swept, warnings=resolve(chosen).warnings(step_s))
+
+
+def _noise(scenario: Scenario | None, brief: Brief | None) -> float:
+    return brief.iteration_time_s.noise(scenario.run.iterations) if scenario and brief else 0.0
 
 
 def _check(goals: Sequence[str]) -> None:
