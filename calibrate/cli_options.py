@@ -50,7 +50,11 @@ Local = Annotated[
 ]
 LineRate = Annotated[
     str | None,
-    typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
+    typer.Option(
+        help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it; testbed knows.',
+        envvar="DDPSIM_LINE_RATE",
+        show_envvar=False,
+    ),
 ]
 Variants = Annotated[
     list[str] | None,

@@ -89,7 +89,7 @@ class Testbed:
     def rank_environment(self, host: int) -> dict[str, str]:
         """What torch.distributed with gloo needs to know on a host: one rank, one thread a host.
 
-        A GPU is hidden: the hosts would share it.
+        A GPU is hidden: the hosts would share it. And the line rate, for `calibrate` itself.
         """
         return {
             "RANK": str(self._host(host)),
@@ -101,6 +101,7 @@ class Testbed:
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            "DDPSIM_LINE_RATE": f"{8e-9 * min(self.rates_bytes_per_s)!r} Gbit/s",
         }
 
     def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -194,7 +195,7 @@ def test_only_what_gloo_or_the_store_says_of_peers_is_lost_contact(alone: None) 
     [
         (["--time-budget-s", "inf"], "--time-budget-s"),
         (["--line-rate", "0 Gbit/s"], "--line-rate: '0 Gbit/s' is nothing to measure with"),
-        (["--line-rate", "10 Gbits"], "--line-rate: "),
+        (["DDPSIM_LINE_RATE=10 Gbits"], "--line-rate: "),  # as a testbed says it
         (["--memory-budget", "0 GiB"], "--memory-budget: '0 GiB' is nothing to measure with"),
         (["--memory-budget", "4 GIBB"], "--memory-budget: "),
     ],
@@ -202,10 +203,16 @@ def test_only_what_gloo_or_the_store_says_of_peers_is_lost_contact(alone: None) 
 def test_options_that_cannot_be_taken_are_named(
     options: list[str], said: str, tmp_path: Path
 ) -> None:
+    variables = dict(option.split("=", 1) for option in options if option.startswith("DDPSIM_"))
+    options = [option for option in options if not option.startswith("DDPSIM_")]
     command = [sys.executable, "-m", "calibrate", "measure", "--local", "2", *options]
     output = tmp_path / "record.json"
     done = subprocess.run(
-        [*command, "-o", str(output)], capture_output=True, text=True, check=False
+        [*command, "-o", str(output)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert said in done.stderr
