@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from docs_table import table
+from validation.markdown import markdown
 
 __all__ = ["with_verdicts"]
 
@@ -21,7 +21,7 @@ _GPU_GB = 85.9
 def with_verdicts(page: str, found: Mapping[str, Any]) -> str:
     """The page with its table made of `found`: names and values that the snippets leave."""
     rows = (*_network(found), *_options(found), *_sizes(found), *_collectives(page, found))
-    verdicts = table(("claim", "verdict"), rows).replace("| --- | --- |", "|---|---|")
+    verdicts = markdown(("claim", "verdict"), rows) + "\n"
     return _TABLE.sub(lambda _: verdicts, page, count=1)
 
 

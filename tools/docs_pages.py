@@ -13,8 +13,8 @@ from importlib.resources import files as package_files
 from typing import Any
 
 from docs_results import results_page
-from docs_table import table
 from typer.main import get_command
+from validation.markdown import escaped as table
 
 from calibrate.cli import app as calibrate_app
 from ddpsim.cli import app

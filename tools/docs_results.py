@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from docs_table import table
+from validation.markdown import escaped as table
 
 __all__ = ["results_page"]
 
