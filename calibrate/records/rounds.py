@@ -207,11 +207,14 @@ class Rounds(_Part):
     def calm(self) -> Rounds:
         """Without the iterations of which a hypervisor stole more than 1 % on any rank.
 
-        Where fewer than half, or than five, are so calm, the calmest three quarters, or five. What
-        was taken of all iterations, ready times and the backward under DDP of each rank alone,
-        shortens as each rank's backward does.
+        Where fewer than half of a kind, or than five, are so calm, more than from the calmest three
+        quarters, or five, of it: the same limit holds for all kinds, so that what is predicted and
+        what is measured were disturbed alike. What was taken of all iterations, ready times and the
+        backward under DDP of each rank alone, shortens as each rank's backward does.
         """
-        alone = _calm(self.alone)
+        kinds = (self.alone, self.alone.accumulating, *self.variants)
+        most = max(_stolen_at_most(kind) for kind in kinds if kind)
+        alone = _calm(self.alone, most)
         usual_s, calm_s = (rank_medians(each.backward_s) for each in (self.alone, alone))
         shorter = [calm / usual for calm, usual in zip(calm_s, usual_s, strict=True)]
         ddp_s = tuple(
@@ -221,7 +224,7 @@ class Rounds(_Part):
         return self.model_copy(
             update={
                 "alone": alone.model_copy(update={"ddp_backward_s": ddp_s}),
-                "variants": tuple(_calm(variant) for variant in self.variants),
+                "variants": tuple(_calm(variant, most) for variant in self.variants),
                 "parameters": tuple(parameter.at(shorter) for parameter in self.parameters),
             }
         )
@@ -255,17 +258,27 @@ class Rounds(_Part):
         return share and len(cores) < 2 * len(ranks)
 
 
-def _calm(steps: _S) -> _S:
+def _stolen(steps: Steps) -> list[float]:
+    """The share that was stolen of each iteration, on the rank that lost most of it."""
+    return [
+        max(stolen / whole for stolen, whole in zip(stolen_s, whole_s, strict=True))
+        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=False)
+    ]
+
+
+def _stolen_at_most(steps: Steps) -> float:
+    """The share that an iteration may lose, so that enough of them are left."""
+    shares = sorted(_stolen(steps))
+    calm = sum(share <= _CALM for share in shares)
+    if not shares or calm >= max(_FEW, len(shares) / 2):
+        return _CALM
+    return max(_CALM, shares[: max(_FEW, 3 * len(shares) // 4)][-1])
+
+
+def _calm(steps: _S, most: float) -> _S:
     if not steps.stolen_s:
         return steps
-    shares = [
-        max(stolen / whole for stolen, whole in zip(stolen_s, whole_s, strict=True))
-        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=True)
-    ]
-    kept = [i for i, share in enumerate(shares) if share <= _CALM]
-    if len(kept) < max(_FEW, len(shares) / 2):
-        most = sorted(shares)[: max(_FEW, 3 * len(shares) // 4)][-1]
-        kept = [i for i, share in enumerate(shares) if share <= most]
+    kept = [i for i, share in enumerate(_stolen(steps)) if share <= most]
 
     def of(samples: Samples) -> Samples:
         return tuple(samples[i] for i in kept)
@@ -274,7 +287,7 @@ def _calm(steps: _S) -> _S:
     if isinstance(steps, VariantSamples) and steps.logged:
         parts["logged"] = Logged(**{name: of(samples) for name, samples in steps.logged})
     if isinstance(steps, Alone) and steps.accumulating:
-        parts["accumulating"] = _calm(steps.accumulating)
+        parts["accumulating"] = _calm(steps.accumulating, most)
     return steps.model_copy(update=parts)
 
 
@@ -283,6 +296,14 @@ class Runs:
     """Rounds of one subject by file, each measured in processes of its own."""
 
     by_file: Mapping[Path, Rounds]
+
+    @classmethod
+    def of(cls, by_file: Mapping[Path, Rounds]) -> list[Runs]:
+        """Rounds without disturbed iterations, those of one subject together."""
+        same: dict[object, dict[Path, Rounds]] = {}
+        for path, rounds in by_file.items():
+            same.setdefault(rounds.subject, {})[path] = rounds.calm()
+        return [cls(runs) for runs in same.values()]
 
     @property
     def each(self) -> tuple[Rounds, ...]:

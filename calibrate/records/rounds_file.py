@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from calibrate.files import load_json
-from calibrate.records.rounds import Rounds, Runs, Samples, Steps, VariantSamples
+from calibrate.records.rounds import Rounds, Samples, Steps, VariantSamples
 from ddpsim.errors import ImportFailedError
 from ddpsim.files import write_atomically
 from ddpsim.wording import counted
 
-__all__ = ["load_rounds", "load_runs", "save_rounds"]
+__all__ = ["load_rounds", "save_rounds"]
 
 SCHEMA = "ddpsim.ddp-rounds/1"
 _LONGEST_S = 1e6  # of what a round measures: days
 _NEVER_ZERO = ("whole_s", "backward_s", "beside_s", "layers_s", "samples_s")
-
-
-def load_runs(files: Iterable[Path]) -> list[Runs]:
-    """Rounds without disturbed iterations, those of one subject together.
-
-    Raises ImportFailedError with what is wrong and where.
-    """
-    same: dict[object, dict[Path, Rounds]] = {}
-    for path in files:
-        rounds = load_rounds(path)
-        same.setdefault(rounds.subject, {})[path] = rounds.calm()
-    return [Runs(runs) for runs in same.values()]
 
 
 def load_rounds(path: Path) -> Rounds:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from math import hypot
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -19,14 +20,13 @@ from calibrate.validate.interference_exponent import profile_keys
 from calibrate.validate.step_parts import adding_up
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, shown
-from ddpsim.importers.profiles.cluster import read_cluster_profile
+from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.prediction.api import load_scenario, predict_and_observe
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.catalog import device_names
 from ddpsim.scenario.catalog import resolve as resolve_preset
-from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["Inputs", "check_cluster", "model_profile", "rank_factors"]
 
@@ -40,12 +40,11 @@ class Inputs:
     profile: Path | None
     device: str | None
     _simulated: dict[Program | Variant, tuple[Result, Timeline]] = field(default_factory=dict)
+    _repairs: list[str] = field(default_factory=list)
 
     def simulated(self, variant: VariantSamples, ranks: Sequence[int]) -> tuple[Result, Timeline]:
         """A variant's prediction; caps that come to the same buckets are simulated once."""
-        scenario = load_scenario(self.scenario(variant))
-        options = variant.variant
-        job = resolve(scenario)
+        job, options = resolve(load_scenario(self.scenario(variant))), variant.variant
         same = job.program if options.is_bucket_choice else options
         if same not in self._simulated:
             self._simulated[same] = predict_and_observe(job, ranks)
@@ -53,9 +52,22 @@ class Inputs:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What `ddpsim run` would warn of, of any variant that was simulated."""
+        """What `ddpsim run` would warn of, of any variant that was simulated; and repairs."""
         results = (result for result, _ in self._simulated.values())
-        return tuple(dict.fromkeys(chain.from_iterable(result.warnings for result in results)))
+        said = chain.from_iterable(result.warnings for result in results)
+        return tuple(
+            dict.fromkeys(each.replace(f"{self.folder}/", "") for each in (*self._repairs, *said))
+        )
+
+    def stderr_s(self, result: Result) -> float:
+        """Standard error of a prediction, from the noise of what the rounds themselves tell it.
+
+        The bare model, and without a profile the rounds' own all-reduces.
+        """
+        compute_s = result.baselines_s.compute_only
+        waiting_s = max(0.0, result.iteration_time_s.mean - compute_s)
+        network = 0.0 if self.profile else _all_reduce_error(self.runs.pooled)
+        return hypot((self._document["sigma"] or 0.0) * compute_s, network * waiting_s)
 
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
@@ -76,8 +88,23 @@ class Inputs:
     @cached_property
     def _model(self) -> Path:
         path = self.folder / "model.json"
-        path.write_text(json.dumps(model_profile(*self.runs.each)), encoding="utf-8")
+        path.write_text(json.dumps(self._document), encoding="utf-8")
         return path
+
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        document = model_profile(*self.runs.each)
+        latest_s, backward_s = _latest_s(document), document["backward_s"]
+        if latest_s <= backward_s:
+            return document
+        self._repairs.append(
+            f"the last gradient is ready {latest_s / backward_s - 1:.1%} after the backward has "
+            "ended, so all ready times are shortened to it: other programs disturbed some rounds"
+        )
+        for parameter in document["parameters"]:
+            if parameter["ready_s"] is not None:
+                parameter["ready_s"] *= backward_s / latest_s
+        return document
 
     @cached_property
     def _cluster(self) -> dict[str, Any]:
@@ -138,10 +165,9 @@ def _device(name: str) -> str:
         ) from None
 
 
-def check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
-    """Rounds are held against the profile of their own cluster alone."""
+def check_cluster(path: Path, rounds: Rounds, known: ClusterProfile, profile: str) -> None:
+    """Raise DdpsimError unless rounds and a profile, of this name, are of one cluster."""
     here = rounds.environment
-    known = read_cluster_profile(SourceFile(str(profile), profile))
     for what, measured, fitted in (
         ("on", here.machine, known.provenance.machine),
         ("with", here.backend, known.backend),
@@ -149,12 +175,12 @@ def check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
         if fitted != NOT_STATED and not _are_one(measured, fitted):
             raise DdpsimError(
                 f"{path.name} was measured {what} {shown(measured)}, but the profile "
-                f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
+                f"{profile} {what} {shown(fitted)}: validate each cluster against its own"
             )
     ours, fitted = here.processor, known.provenance.processor
     if ours and fitted and ours != fitted:
         raise DdpsimError(
-            f"{path.name} and the profile {profile.name} were measured on machines that call "
+            f"{path.name} and the profile {profile} were measured on machines that call "
             f"themselves {shown(here.machine)}, but one is {ours} and the other {fitted}: "
             "validate each cluster against its own"
         )
@@ -162,7 +188,7 @@ def check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
     if layout.nodes > 1 and layout.line_rate_bytes_per_s is None and len(rates) > 1:
         raise DdpsimError(
             f"{path.name} does not say the line rate of its nodes' links, and the profile "
-            f"{profile.name} was measured on {len(rates)} kinds of them: measure the rounds again "
+            f"{profile} was measured on {len(rates)} kinds of them: measure the rounds again "
             "with --line-rate"
         )
 
@@ -283,6 +309,16 @@ def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
     )
     times = max(0.0, longer_s) / timed_s
     return [seconds and times * seconds for seconds in found]
+
+
+def _latest_s(document: dict[str, Any]) -> float:
+    return max((p["ready_s"] for p in document["parameters"] if p["ready_s"]), default=0.0)
+
+
+def _all_reduce_error(rounds: Rounds) -> float:
+    """Relative standard error of the rounds' all-reduces, the mean over their sizes."""
+    times = [median_time(slowest(row.samples_s)) for row in rounds.all_reduce]
+    return fmean((time.stderr or 0.0) / time.value for time in times)
 
 
 def rank_factors(rounds: Rounds) -> tuple[float, ...]:

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TypeVar
 
-from calibrate.records.record import WORKS, Record, load_record
-from calibrate.records.rounds import slowest
+from calibrate.records.record import LAYER, WORKS, Record, load_record
+from calibrate.records.rounds import Rounds, slowest
 from calibrate.records.rounds_file import load_rounds
 
-__all__ = ["bare_compute_s", "slowness", "times_the_least"]
+__all__ = [
+    "LAYER_ALONE",
+    "bare_compute_s",
+    "bare_rounds_s",
+    "layer_s",
+    "slowness",
+    "times_the_least",
+]
 
+LAYER_ALONE = f"{LAYER} alone"
 _ALONE = tuple(f"{work} alone" for work in WORKS)
 _Name = TypeVar("_Name")
 
@@ -24,8 +32,9 @@ _Name = TypeVar("_Name")
 def slowness(files: Iterable[Path]) -> dict[Path, float]:
     """How many times as long each file's bare compute took as in the fastest of these files.
 
-    Of records (`record*.json`) the pieces of compute, of rounds the model without DDP, each
-    against its like; the most of it. A file that holds no bare compute is left out.
+    Of records (`record*.json`) the pieces of compute, of rounds the model without DDP and a
+    record's layer, each against its like; the most of it. A file that holds no bare compute is
+    left out.
     """
     return times_the_least({file: _bare_s(file) for file in files})
 
@@ -52,9 +61,24 @@ def bare_compute_s(record: Record) -> dict[str, float]:
     return {what: median(found) for what, found in times.items()}
 
 
+def bare_rounds_s(rounds: Rounds) -> dict[str, float]:
+    """Median seconds of the model without DDP, and of a record's layer."""
+    alone = rounds.calm().alone
+    found = {f"{rounds.model} on {rounds.layout.world_size} ranks": median(slowest(alone.whole_s))}
+    return found | ({LAYER_ALONE: median(slowest(alone.beside.layers_s))} if alone.beside else {})
+
+
+def layer_s(records: Iterable[Record]) -> float | None:
+    """Median seconds of a layer's two passes, the mean of the records; None if none has them."""
+    found = [
+        bare_s[LAYER_ALONE]
+        for record in records
+        if LAYER_ALONE in (bare_s := bare_compute_s(record))
+    ]
+    return fmean(found) if found else None
+
+
 def _bare_s(file: Path) -> dict[str, float]:
     if file.name.startswith("record"):
         return bare_compute_s(load_record(file))
-    rounds = load_rounds(file)
-    what = f"{rounds.model} on {rounds.layout.world_size} ranks"
-    return {what: median(slowest(rounds.calm().alone.whole_s))}
+    return bare_rounds_s(load_rounds(file))

@@ -97,8 +97,10 @@ def _figure(drawing: Any) -> Any:
     return figure
 
 
-def _ms(seconds: float) -> str:
-    """Milliseconds, of short ones the digits that tell."""
+def _ms(seconds: float | None) -> str:
+    """Milliseconds, of short ones the digits that tell; a dash: not measured."""
+    if seconds is None:
+        return "-"
     return f"{seconds * 1e3:.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""What holding simulations against real DDP comes to; schema `ddpsim.validation/3`.
+"""What holding simulations against real DDP comes to; schema `ddpsim.validation/4`.
 
 Cases, sweeps of them, and the figures that tell how good the predictions are.
 """
@@ -27,7 +27,7 @@ __all__ = [
     "figures_of",
 ]
 
-SCHEMA: Literal["ddpsim.validation/3"] = "ddpsim.validation/3"
+SCHEMA: Literal["ddpsim.validation/4"] = "ddpsim.validation/4"
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _DEFAULT = Variant().label
@@ -45,15 +45,15 @@ class Split(_Part):
     alone, or over all ranks where they differ by chance only.
 
     `backward` without its waiting; `exposed` the waiting for communication after it, by DDP's own
-    log: where no DDP is, `backward` holds it. `all_reduce`: the sum of the buckets' all-reduces,
-    each alone.
+    log. Without DDP nobody tells: `exposed` is None, and `backward` holds it. `all_reduce`: the sum
+    of the buckets' all-reduces, each alone; None where there are no buckets.
     """
 
     forward: float
     backward: float
-    exposed: float
+    exposed: float | None
     optimizer: float
-    all_reduce: float
+    all_reduce: float | None
 
 
 class Case(_Part):
@@ -77,6 +77,11 @@ class Case(_Part):
     stderr_s: float = Field(
         description="of the measured median; of several runs no less than what they are apart tells"
     )
+    inputs_stderr_s: float = Field(
+        0.0,
+        description="of the prediction, from what the rounds themselves tell it: the bare model, "
+        "and without a profile the all-reduces",
+    )
     runs_s: tuple[float, ...] = Field(description="each run's median; `measured_s` is their mean")
     rounds: int
     interval_s: tuple[float, float] | None = Field(
@@ -87,7 +92,7 @@ class Case(_Part):
     perfect_overlap_s: float
     predicted: Split
     measured: Split
-    off: Term = Field(description="the term that is off most; none: within 2 standard errors")
+    off: Term = Field(description="the term that is off most; none: within the noise")
     bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them, or the loop knows them")
     buckets_agree: bool = Field(description="predicted sizes are those, where there are any")
 
@@ -102,6 +107,12 @@ class Case(_Part):
         return self.stderr_s / self.measured_s
 
     @property
+    def within_noise(self) -> bool:
+        """Whether two standard errors, of what was measured and of the inputs, are the error."""
+        off_s = abs(self.predicted_s - self.measured_s)
+        return off_s <= SIGNIFICANT * hypot(self.stderr_s, self.inputs_stderr_s)
+
+    @property
     def baseline_error(self) -> float:
         """Of the best naive answer, relative, without its sign."""
         naive = (self.compute_only_s, self.no_overlap_s, self.perfect_overlap_s)
@@ -110,7 +121,7 @@ class Case(_Part):
     @property
     def exposed(self) -> bool:
         """Whether so much communication is exposed that the skill rule counts."""
-        return self.measured.exposed > EXPOSED * self.measured_s
+        return (self.measured.exposed or 0.0) > EXPOSED * self.measured_s
 
     @property
     def skilled(self) -> bool:
@@ -122,9 +133,15 @@ class Case(_Part):
         return abs(self.error) <= max(naive_error / 3, SIGNIFICANT * self.noise)
 
     @property
-    def exposed_error(self) -> float:
-        """Of the exposed communication, over the measured iteration, without its sign."""
-        return abs(self.predicted.exposed - self.measured.exposed) / self.measured_s
+    def exposed_error(self) -> float | None:
+        """Of the exposed communication, over the measured iteration, without its sign.
+
+        None where it was not measured.
+        """
+        predicted_s, measured_s = self.predicted.exposed, self.measured.exposed
+        if predicted_s is None or measured_s is None:
+            return None
+        return abs(predicted_s - measured_s) / self.measured_s
 
     @property
     def by_another_run(self) -> tuple[Case, ...]:
@@ -179,12 +196,26 @@ class Sweep(_Part):
 
         Those predicted to be the fastest, or torch's default caps where they are as good.
         """
+        compared = self._picked_and_best
+        return compared and compared[0].measured_s / compared[1].measured_s - 1
+
+    @property
+    def regret_noise(self) -> float | None:
+        """A regret up to this one is no difference: two standard errors of the two choices."""
+        compared = self._picked_and_best
+        if not compared or compared[0] is compared[1]:
+            return compared and 0.0
+        return SIGNIFICANT * hypot(*(case.stderr_s for case in compared)) / compared[1].measured_s
+
+    @property
+    def _picked_and_best(self) -> tuple[Case, Case] | None:
+        """The choice of `tune`, and the best measured; None of a single choice."""
         choices = self.choices
         if len(choices) < 2:
             return None
         default = [cases for cases in self.flat if any(c.variant == _DEFAULT for c in cases)]
         picked = (*default, min(choices, key=lambda cases: cases[0].predicted_s))[0]
-        return picked[0].measured_s / min(cases[0].measured_s for cases in choices) - 1
+        return picked[0], min((cases[0] for cases in choices), key=lambda case: case.measured_s)
 
     @property
     def ranked(self) -> tuple[bool, ...]:
@@ -224,6 +255,9 @@ class Figures(_Part):
     median_error: float
     worst_error: float
     within_5_percent_or_noise: float = Field(description="share of cases")
+    within_noise: float = Field(
+        description="share of cases whose error is within the noise of both, measured and inputs"
+    )
     median_bias: float = Field(description="with sign: below 0 predicts too short")
     exposed_cases: int
     skilled: float | None = Field(description="share of the exposed cases")
@@ -235,8 +269,13 @@ class Figures(_Part):
     )
     choice_sweeps: int
     good_choices: float | None = Field(description="share of sweeps with a regret of at most 1 %")
-    median_exposed_error: float = Field(description="exposed communication, of the iteration")
-    worst_exposed_error: float
+    unsure_choices: float | None = Field(
+        None, description="share of sweeps with a larger one that is within the noise"
+    )
+    median_exposed_error: float | None = Field(
+        description="exposed communication, of the iteration"
+    )
+    worst_exposed_error: float | None
     covered: float | None = Field(description="share of cases whose interval holds the median")
     covered_p_value: float | None = Field(
         description="two-sided binomial test against 0.8, as if cases were independent"
@@ -254,10 +293,14 @@ class Validation(_Part):
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    schema_: Literal["ddpsim.validation/3"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["ddpsim.validation/4"] = Field(SCHEMA, alias="schema")
     profile: str | None
     figures: Figures | None = Field(description="of the sweeps that are not oversubscribed")
     oversubscribed: Figures | None = Field(description="of those that are")
+    machine: dict[str, float] = Field(
+        {}, description="by file, profile and rounds: times that bare compute took the least of all"
+    )
+    left_out: tuple[str, ...] = Field((), description="files that cannot be used, and why")
     sweeps: tuple[Sweep, ...]
 
 
@@ -269,9 +312,9 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
     errors = [abs(case.error) for case in cases]
     exposed = [case for case in cases if case.exposed]
     repeated = [case for case in exposed if case.by_another_run]
-    regrets = [sweep.regret for sweep in sweeps if sweep.regret is not None]
+    regrets = [(s.regret, s.regret_noise or 0.0) for s in sweeps if s.regret is not None]
     covered = [case.covered for case in cases if case.covered is not None]
-    waits = [case.exposed_error for case in cases]
+    waits = [case.exposed_error for case in cases if case.exposed_error is not None]
     terms = [case.off for case in cases]
     ranked = [sign for sweep in sweeps for sign in sweep.ranked]
     apart = [sweep.run_sigma for sweep in sweeps if sweep.run_sigma is not None]
@@ -291,15 +334,17 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
             [abs(c.error) <= max(0.05, SIGNIFICANT * c.noise) for c in cases]
         )
         or 0.0,
+        within_noise=_share([case.within_noise for case in cases]) or 0.0,
         median_bias=median(case.error for case in cases),
         exposed_cases=len(exposed),
         skilled=_share([case.skilled for case in exposed]),
         repeated_skilled=_share([case.skilled for case in repeated]),
         another_run_skilled=_share([c.skilled for case in repeated for c in case.by_another_run]),
         choice_sweeps=len(regrets),
-        good_choices=_share([regret <= REGRET for regret in regrets]),
-        median_exposed_error=median(waits),
-        worst_exposed_error=max(waits),
+        good_choices=_share([regret <= REGRET for regret, _ in regrets]),
+        unsure_choices=_share([REGRET < regret <= noise for regret, noise in regrets]),
+        median_exposed_error=median(waits) if waits else None,
+        worst_exposed_error=max(waits, default=None),
         covered=_share(covered),
         covered_p_value=_p_value(sum(covered), len(covered)),
         off={term: terms.count(term) for term in sorted(set(terms))},

@@ -14,7 +14,7 @@ them: that, several runs tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
 import numpy as np
@@ -23,7 +23,7 @@ from calibrate.fit.estimates import Floats, averaged, median_time
 from calibrate.records.rounds import Rounds, Steps, slowest
 from ddpsim.importers.profiles.cluster import Fitted
 
-__all__ = ["run_sigma", "run_times", "steady_time"]
+__all__ = ["run_sigma", "run_times", "steady_time", "with_pooled_noise"]
 
 _LEAST_ROUNDS = 10  # fewer tell no slope
 
@@ -43,6 +43,41 @@ def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
         median_time(np.exp(iteration - slope * (own - usual)).tolist())
         for iteration, own in zip(whole, forward, strict=True)
     ]
+
+
+def with_pooled_noise(
+    times: Mapping[tuple[int, ...], Sequence[Fitted]], runs: Sequence[Rounds]
+) -> dict[tuple[int, ...], list[Fitted]]:
+    """The same times, each with the noise of an iteration of all variants with the same forward.
+
+    They took turns on one machine, and few rounds of one say little of their own spread.
+    """
+    return {
+        alike: [
+            _pooled(time, run, alike, [(same, each[i]) for same, each in times.items()])
+            for i, (time, run) in enumerate(zip(own, runs, strict=True))
+        ]
+        for alike, own in times.items()
+    }
+
+
+def _pooled(
+    time: Fitted,
+    run: Rounds,
+    own: tuple[int, ...],
+    others: Iterable[tuple[tuple[int, ...], Fitted]],
+) -> Fitted:
+    def count(alike: tuple[int, ...]) -> int:
+        return sum(len(run.variants[i].whole_s) for i in alike)
+
+    forward = run.variants[own[0]].variant.forward
+    like = [
+        (count(alike), (each.stderr or 0.0) / each.value)
+        for alike, each in others
+        if run.variants[alike[0]].variant.forward == forward
+    ]
+    variance = sum((n * error) ** 2 for n, error in like) / sum(n for n, _ in like)
+    return Fitted(value=time.value, stderr=time.value * math.sqrt(variance / count(own)))
 
 
 def run_sigma(cases: Iterable[Sequence[Fitted]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from calibrate.validate.report import Case, Figures, Validation
 from ddpsim.wording import counted
@@ -13,14 +13,16 @@ __all__ = ["headlines", "summary", "warnings"]
 
 def summary(validation: Validation) -> str:
     """The figures and every case, as text."""
-    lines = list(headlines(validation))
+    lines = [*_machine(validation.machine), *headlines(validation)]
     for sweep in validation.sweeps:
         runs = f"  runs {sweep.runs}" if sweep.runs > 1 else ""
-        regret = _percent(sweep.regret)
+        noise = f" ± {sweep.regret_noise:.1%}" if sweep.regret_noise else ""
+        regret = f"{_percent(sweep.regret)}{noise}"
         lines.append(f"{sweep.file}{runs}  network: {sweep.network}  regret {regret}")
         lines.append(_HEAD)
         lines += [_line(case) for case in sweep.cases]
     lines += [f"WARNING {warning}" for warning in warnings(validation)]
+    lines += [f"LEFT OUT {why}" for why in validation.left_out]
     return "\n".join(lines)
 
 
@@ -31,6 +33,21 @@ def warnings(validation: Validation) -> tuple[str, ...]:
     return tuple(
         warning if times == count else f"{warning} ({times} of {count} sweeps)"
         for warning, times in Counter(said).items()
+    )
+
+
+def _machine(speeds: Mapping[str, float]) -> Iterator[str]:
+    """How fast the machine was during each measurement, before all that rests on it."""
+    if len(speeds) < 2:
+        return
+    slowest, fastest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
+    times = speeds[slowest]
+    if times <= _ALIKE:
+        yield f"machine: equally fast in all files: bare compute within {times - 1:.0%}"
+        return
+    yield (
+        f"machine: bare compute took {times:.2f} times as long in {slowest} as in {fastest}; what "
+        "is taken from the faster one is predicted too short for the slower"
     )
 
 
@@ -52,7 +69,10 @@ def _lines(f: Figures) -> Iterator[str]:
     if f.run_sigma is not None:
         yield f"runs of the same are {f.run_sigma:.1%} apart (standard deviation; median of sweeps)"
     yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
-    yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
+    yield (
+        f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}; "
+        f"within the noise of both, measured and inputs: {f.within_noise:.0%}"
+    )
     yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"
     if f.another_run_skilled is not None:
         yield (
@@ -60,10 +80,11 @@ def _lines(f: Figures) -> Iterator[str]:
             f"prediction of the others: {_percent(f.another_run_skilled)}"
         )
     sweeps = counted(f.choice_sweeps, "sweep")
-    yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {sweeps}"
+    within_noise = f", within the noise: {f.unsure_choices:.1%}" if f.unsure_choices else ""
+    yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {sweeps}{within_noise}"
     yield (
-        f"exposed communication: off by median {f.median_exposed_error:.1%}, "
-        f"worst {f.worst_exposed_error:.1%} of the iteration"
+        f"exposed communication: off by median {_percent(f.median_exposed_error)}, "
+        f"worst {_percent(f.worst_exposed_error)} of the iteration"
     )
     if f.covered_p_value is not None:
         yield f"80 % interval: holds {_percent(f.covered)} (p = {f.covered_p_value:.2g})"
@@ -76,6 +97,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+_ALIKE = 1.1  # bare compute of one machine's calm files differs by less
 _PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
 _HEAD = (
     f"  {'variant':24s} {'predicted':>9} {'measured':>9} ms  noise   error  best naive  "
@@ -93,7 +115,9 @@ def _line(case: Case) -> str:
     )
 
 
-def _ms(seconds: float) -> str:
-    """Milliseconds, of short ones the digits that tell."""
+def _ms(seconds: float | None) -> str:
+    """Milliseconds, of short ones the digits that tell; a dash: not measured."""
+    if seconds is None:
+        return "-"
     milliseconds = 1e3 * seconds
     return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3g}"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,18 +22,20 @@ from typing import Any
 import numpy as np
 
 from calibrate.files import name_as_text
-from calibrate.fit.estimates import MEDIAN_ERROR, SIGNIFICANT, trimmed_mean
+from calibrate.fit.estimates import MEDIAN_ERROR, trimmed_mean
 from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, slowest
-from calibrate.records.rounds_file import load_runs
+from calibrate.records.rounds_file import load_rounds
 from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
+from calibrate.validate.machine_speed import LAYER_ALONE, bare_rounds_s, times_the_least
 from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of
-from calibrate.validate.steady_step import run_sigma, run_times, steady_time
+from calibrate.validate.steady_step import run_sigma, run_times, steady_time, with_pooled_noise
 from calibrate.validate.step_phases import Phases, usual_phases
 from ddpsim.errors import DdpsimError, ScenarioError
-from ddpsim.importers.profiles.cluster import Fitted
+from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, read_cluster_profile
 from ddpsim.prediction.interval import together
 from ddpsim.progress import stage
 from ddpsim.result.model import Result
+from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["validate"]
 
@@ -48,45 +49,87 @@ def validate(
     *,
     device: str | None = None,
 ) -> Validation:
-    """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read.
+    """Predict every variant of every file of rounds.
 
     Files of the same model on the same cluster are runs of one sweep. `mapped` is `map`, or an
     executor's, to predict several sweeps at once. `device` is the preset that prices what was not
-    measured; default: that of the device's own name.
+    measured; default: that of the device's own name. A file that cannot be used is left out, with
+    the reason; raises DdpsimError where none can be, or for the profile.
     """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
-    for i, path in enumerate(files):
-        if path.resolve() in (other.resolve() for other in files[:i]):
-            raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
-    subjects = load_runs(files)
-    for runs in subjects:
-        _check_apart(runs)
-    if profile is not None:
-        for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
-            check_cluster(path, rounds, profile)
-    sweeps: list[Sweep] = []
+    known = None if profile is None else read_cluster_profile(SourceFile(str(profile), profile))
+    usable, left_out = _usable(files, known, profile)
+    speeds = {name_as_text(path): bare_rounds_s(rounds) for path, rounds in usable.items()}
+    if profile and known and known.provenance.layer_s:
+        speeds[name_as_text(profile)] = {LAYER_ALONE: known.provenance.layer_s}
+    subjects, sweeps = Runs.of(usable), list[Sweep]()
     with stage("models on clusters", len(subjects)) as told:
-        for sweep in mapped(partial(_sweep, profile=profile, device=device), subjects):
+        for sweep in mapped(partial(_sweep_or_why, profile=profile, device=device), subjects):
+            told.advance()
+            if isinstance(sweep, DdpsimError):
+                left_out.append(sweep)
+                continue
             sweeps.append(sweep)
             errors = [abs(case.error) for case in sweep.cases]
             told.known.append(f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}")
-            told.advance()
+    if not sweeps:
+        if len(left_out) == 1:
+            raise left_out[0]
+        raise DdpsimError("\n".join(("no file can be used:", *map(str, left_out))))
     return Validation(
         profile=None if profile is None else name_as_text(profile),
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
         oversubscribed=figures_of([sweep for sweep in sweeps if sweep.oversubscribed]),
+        machine=times_the_least(speeds),
+        left_out=tuple(map(str, left_out)),
         sweeps=tuple(sweeps),
     )
 
 
-def _check_apart(runs: Runs) -> None:
+def _usable(
+    files: Sequence[Path], known: ClusterProfile | None, profile: Path | None
+) -> tuple[dict[Path, Rounds], list[DdpsimError]]:
+    """The rounds of the files that can be used, and why the others cannot."""
+    usable, left_out = dict[Path, Rounds](), list[DdpsimError]()
+    for path in files:
+        found = _usable_or_why(path, usable, known, profile)
+        if isinstance(found, DdpsimError):
+            left_out.append(found)
+        else:
+            usable[path] = found
+    return usable, left_out
+
+
+def _usable_or_why(
+    path: Path, others: Mapping[Path, Rounds], known: ClusterProfile | None, profile: Path | None
+) -> Rounds | DdpsimError:
+    try:
+        rounds = load_rounds(path)
+        _check_apart(path, rounds, others)
+        if known and profile:
+            check_cluster(path, rounds, known, profile.name)
+    except DdpsimError as error:
+        return error
+    return rounds
+
+
+def _check_apart(path: Path, rounds: Rounds, others: Mapping[Path, Rounds]) -> None:
     """Runs are measurements of their own."""
-    for (one, its), (other, others) in combinations(runs.by_file.items(), 2):
-        if its == others:
+    for other, its in others.items():
+        if path.resolve() == other.resolve():
+            raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
+        if its == rounds:
             raise DdpsimError(
-                f"{one} and {other} hold the same rounds, which would count as two runs; name one"
+                f"{other} and {path} hold the same rounds, which would count as two runs; name one"
             )
+
+
+def _sweep_or_why(runs: Runs, profile: Path | None, device: str | None) -> Sweep | DdpsimError:
+    try:
+        return _sweep(runs, profile, device)
+    except DdpsimError as error:
+        return error
 
 
 def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
@@ -98,7 +141,7 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
             "or more"
         )
     alike = _alike(rounds.variants)
-    times = {same: run_times(runs.each, same) for same in alike}
+    times = with_pooled_noise({same: run_times(runs.each, same) for same in alike}, runs.each)
     sigma = run_sigma(times.values())
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = Inputs(runs, Path(folder), profile, device)
@@ -196,14 +239,14 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
     result, timeline = inputs.simulated(variant, ranks)
     phases = usual_phases(timeline, ranks)
     measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
-    if variant.logged is None:  # nobody tells what of the backward is waiting
-        phases = replace(phases, backward=phases.backward + phases.exposed, exposed=0.0)
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
+    if measured_split.exposed is None:  # nobody tells what of the backward is waiting
+        waiting = {"backward": phases.backward + phases.exposed, "exposed": None}
+        predicted_split = predicted_split.model_copy(update=waiting)
     count = len(measured.pooled(lambda v: v.whole_s))
     predicted_s = result.iteration_time_s.p50
     naive, options = result.baselines_s, variant.variant
-    quiet = abs(predicted_s - measured_s) <= SIGNIFICANT * stderr_s
-    return Case(
+    case = Case(
         variant=options.label,
         plain=options.plain.label,
         bucket_choice=options.is_bucket_choice,
@@ -212,6 +255,7 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
         own_s=measured.own_s(),
         plain_s=measured.plain_s(),
         stderr_s=stderr_s,
+        inputs_stderr_s=inputs.stderr_s(result),
         runs_s=tuple(run.value for run in measured.each),
         rounds=count,
         interval_s=_interval(result, count),
@@ -220,11 +264,14 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
         perfect_overlap_s=naive.perfect_overlap,
         predicted=predicted_split,
         measured=measured_split,
-        off="none" if quiet else _term(predicted_split, measured_split),
+        off="none",
         bucket_bytes=variant.bucket_bytes,
         buckets_agree=not variant.bucket_bytes
         or sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
     )
+    if case.within_noise:
+        return case
+    return case.model_copy(update={"off": _term(predicted_split, measured_split)})
 
 
 def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
@@ -260,16 +307,16 @@ def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
         columns = tuple(zip(*measured.pooled(part), strict=True))
         return fmean(trimmed_mean(columns[rank]) for rank in ranks)
 
-    exposed_s = max(0.0, middle(_waiting)) if variant.logged else 0.0
+    exposed_s = max(0.0, middle(_waiting)) if variant.logged else None
     # fp16_compress halves what is sent
     share = 0.5 if variant.variant.comm_hook.endswith("compress") else 1.0
     sizes = [share * size for size in variant.bucket_bytes]
     return Split(
         forward=middle(lambda v: v.forward_s),
-        backward=middle(lambda v: v.backward_s) - exposed_s,
+        backward=middle(lambda v: v.backward_s) - (exposed_s or 0.0),
         exposed=exposed_s,
         optimizer=middle(lambda v: v.optimizer_s),
-        all_reduce=float(sum(np.exp(_interpolated(measured.runs.pooled, sizes)))),
+        all_reduce=sum(np.exp(_interpolated(measured.runs.pooled, sizes))) if sizes else None,
     )
 
 
@@ -309,11 +356,11 @@ def _term(predicted: Split, measured: Split) -> Term:
     gaps: dict[Term, float] = {
         "forward": predicted.forward - measured.forward,
         "backward": predicted.backward - measured.backward,
-        "overlap": predicted.exposed - measured.exposed,
+        "overlap": (predicted.exposed or 0.0) - (measured.exposed or 0.0),
         "optimizer": predicted.optimizer - measured.optimizer,
     }
     largest = max(gaps, key=lambda term: abs(gaps[term]))
-    network = predicted.all_reduce - measured.all_reduce
+    network = (predicted.all_reduce or 0.0) - (measured.all_reduce or 0.0)
     gap = gaps[largest]
     if largest == "overlap" and network * gap > 0 and abs(network) >= abs(gap) / 2:
         return "communication"

@@ -47,7 +47,7 @@ def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
     yield from labelled(
         "trust",
         "a prediction: on recorded testbed runs the caps so taken cost at most 1% more than the "
-        "best measured ones in 95% of the sweeps; measure the first few before a long run",
+        "best measured ones in 94% of the sweeps; measure the first few before a long run",
     )
     yield from labelled("next", "the step with these options, its interval and what bounds it")
     yield from command(file, settings, pick.settings)

@@ -77,8 +77,8 @@ def goals(sweeps: Sequence[Sweep]) -> list[str]:
         thirds("no_overlap_s"),
         share_text(figures.good_choices),
         f"{max(sweep.regret or 0.0 for sweep in sweeps):.1%}",
-        f"{figures.worst_exposed_error:.1%}",
-        f"{sum(case.exposed_error > _EXPOSED_ASKED for case in cases)} of {figures.cases}",
+        f"{figures.worst_exposed_error or 0.0:.1%}",
+        f"{sum((c.exposed_error or 0.0) > _EXPOSED_ASKED for c in cases)} of {figures.cases}",
         share_text(figures.covered),
         f"p = {figures.covered_p_value:.2g}",
     ]

@@ -267,6 +267,9 @@ class Provenance(_Part):
     )
     software: str
     sources: tuple[str, ...] = Field(min_length=1, description="records or logs, by name")
+    layer_s: float | None = Field(
+        None, gt=0, description="median of a layer's two passes alone: how fast the machine was"
+    )
 
 
 class Correlated(_Part):

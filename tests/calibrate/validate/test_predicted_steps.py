@@ -16,6 +16,7 @@ from measured.made_rounds import (
     SMALL,
     TWO,
     Measured,
+    beside_all_reduces,
     made_up,
     runs_together,
     series,
@@ -23,11 +24,13 @@ from measured.made_rounds import (
 )
 from scipy.stats import binomtest
 
-from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant
+from calibrate.fit.profile import fit_logs
+from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant, VariantSamples
 from calibrate.records.rounds_file import save_rounds
 from calibrate.validate.page import page
 from calibrate.validate.summary import summary, warnings
 from calibrate.validate.validate import validate
+from ddpsim.importers.all_reduce import AllReduceLog
 
 
 def test_a_step_that_is_as_predicted(tmp_path: Path) -> None:
@@ -99,6 +102,47 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
     assert validation.sweeps[0].regret == pytest.approx(ratio - 1)
     assert validation.figures
     assert validation.figures.good_choices == 0
+
+
+def test_a_choice_within_the_noise_is_called_so(tmp_path: Path) -> None:
+    """Two buckets are predicted to be faster, and took 2 % longer, give or take as much."""
+    slow = Measured(TWO.variant, TWO.backward, BIG + 0.008, TWO.bucket_bytes)
+    rounds = made_up([slow, ONE])
+    noisy = rounds.model_copy(update={"variants": tuple(map(uneven, rounds.variants))})
+    save_rounds(noisy, tmp_path / "rounds.json")
+    held = validate([tmp_path / "rounds.json"])
+    (sweep,) = held.sweeps
+    assert sweep.regret == pytest.approx(0.02, abs=0.003)
+    assert sweep.regret_noise
+    assert sweep.regret < sweep.regret_noise
+    assert held.figures
+    assert (held.figures.good_choices, held.figures.unsure_choices) == (0, 1)
+    assert "within 1 %: 0.0% of 1 sweep, within the noise: 100.0%" in summary(held)
+
+
+def uneven(variant: VariantSamples) -> VariantSamples:
+    """Every other iteration takes a tenth longer, or less; the middle one stays."""
+    whole_s = tuple(
+        tuple((1 + (i - 4) * 0.025) * seconds for seconds in row)
+        for i, row in enumerate(variant.whole_s)
+    )
+    return variant.model_copy(update={"whole_s": whole_s})
+
+
+def test_the_machine_speed_comes_first(tmp_path: Path) -> None:
+    """A layer took 1 ms beside these rounds, and half as long in the profile's records."""
+    rounds = made_up([TWO, ONE])
+    alone = rounds.alone.model_copy(update={"beside": beside_all_reduces(1.2, 1.1)})
+    save_rounds(rounds.model_copy(update={"alone": alone}), tmp_path / "rounds.json")
+    logs = [AllReduceLog("log", "", 2, 1, tuple((2**i, 1e-4 + 2**i / 1e9) for i in range(10, 24)))]
+    fitted = fit_logs(logs, "m").model_copy(update={"backend": "gloo"})
+    for layer_s, said in ((0.5e-3, "2.00 times as long in rounds.json as in"), (1e-3, "equally")):
+        told = fitted.provenance.model_copy(update={"machine": "m", "layer_s": layer_s})
+        text = fitted.model_copy(update={"provenance": told}).model_dump_json(by_alias=True)
+        (tmp_path / "cluster.json").write_text(text, encoding="utf-8")
+        held = validate([tmp_path / "rounds.json"], tmp_path / "cluster.json")
+        assert held.machine["rounds.json"] == pytest.approx(1e-3 / layer_s, rel=1e-3)
+        assert said in summary(held).splitlines()[0]
 
 
 @pytest.mark.parametrize(("exposed", "signs"), [(BIG, (True,)), (0.0, (False,)), (SMALL, ())])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from measured.made_rounds import (
     BACKWARD,
-    MIB,
     ONE,
     TWO,
     Measured,
@@ -16,13 +15,11 @@ from measured.made_rounds import (
     write_rounds,
 )
 
-from calibrate.records.rounds import Variant
 from calibrate.records.rounds_file import save_rounds
 from calibrate.validate.page import page
 from calibrate.validate.report import figures_of
 from calibrate.validate.summary import summary
 from calibrate.validate.validate import validate
-from ddpsim.errors import DdpsimError
 
 
 def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
@@ -65,14 +62,6 @@ def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
     assert "runs of the same are" in page(validate(files))
 
 
-def test_a_run_counts_once(tmp_path: Path) -> None:
-    path = write_rounds(tmp_path, TWO, ONE)
-    again = tmp_path / "elsewhere" / ".." / "rounds.json"
-    again.parent.parent.mkdir()
-    with pytest.raises(DdpsimError, match=r"rounds\.json is named twice, and would count as two"):
-        validate([path, again])
-
-
 def test_runs_together_hold_the_samples_of_all() -> None:
     first, second = made_up([TWO, ONE]), made_up([TWO, ONE], second_rank=1.2)
     both = runs_together(first, second)
@@ -83,11 +72,3 @@ def test_runs_together_hold_the_samples_of_all() -> None:
     assert both.all_reduce[0].samples_s == 2 * first.all_reduce[0].samples_s
     assert both.elapsed_s == 2.0
     assert runs_together(first) == first
-
-
-def test_a_copy_of_rounds_is_no_second_run(tmp_path: Path) -> None:
-    paths = [tmp_path / "one.json", tmp_path / "two.json"]
-    for path in paths:
-        save_rounds(made_up([Measured(Variant(), BACKWARD, 0.05, (8 * MIB,))]), path)
-    with pytest.raises(DdpsimError, match=r"two\.json hold the same rounds"):
-        validate(paths)
