@@ -80,10 +80,12 @@ def test_typer_and_the_way_without_it_read_a_run_alike(
         settings: Sequence[str],
         measured_s: float | None = None,
         engine: str = "auto",
+        required: Sequence[object] = (),
         *,
         as_json: bool,
         verbose: bool,
     ) -> None:
+        assert not required
         asked.append((file, tuple(settings), measured_s, engine, as_json, verbose))
 
     monkeypatch.setattr("ddpsim.cli.predict.predict", predict)

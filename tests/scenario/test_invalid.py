@@ -113,7 +113,7 @@ def test_messages_say_where_and_stay_short(path: Path) -> None:
     count = len(problems)
     assert summary == f"{count} error{'s' * (count > 1)}, nothing was simulated."
     for problem in problems:
-        assert re.match(r"([\w./-]+(:\d+(:\d+)?)?|--set \S+)(  [^:]+)?: \S", problem)
+        assert re.match(r"([\w./-]+(:\d+(:\d+)?)?|--set \S+( \S+)?)(  [^:]+)?: \S", problem)
         assert len(problem) < 450
 
 
