@@ -11,6 +11,8 @@ from ddpsim.prediction.interval import (
     COMPUTE,
     DATA,
     HOST,
+    MANY_MODELS,
+    MANY_STEPS,
     MEASURED_DEVICE,
     MEASURED_HOST,
     ROOFLINE,
@@ -69,6 +71,8 @@ def _of_roofline(job: Job) -> Uncertainty:
         return UNKNOWN_DEVICE
     if job.model.is_compiled:
         return COMPILED
+    if device.published_steps.get(rate, 0) >= MANY_STEPS:
+        return MANY_MODELS
     return ROOFLINE["convolutional" if convolves else "attention"]
 
 

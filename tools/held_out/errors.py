@@ -22,6 +22,7 @@ from ddpsim.prediction.interval import ROOFLINE, prediction_interval
 from ddpsim.provenance import Z_80
 from ddpsim.scenario.device import Device
 from held_out.efficiency import Place, Reached, Times, fitted
+from held_out.language_steps import language_rows
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
 
@@ -205,7 +206,7 @@ def _operators_s(without: str | None) -> dict[str, float]:
 @cache
 def constants(without: str | None = None) -> Constants:
     """What all steps say, or those of all publishers but one."""
-    rows = [row for row in device_bound_rows() if row.publisher != without]
+    rows = [row for row in (*device_bound_rows(), *language_rows()) if row.publisher != without]
     return Constants(fitted([_times(row) for row in rows]), _operators_s(without))
 
 
@@ -217,7 +218,7 @@ def device_bound_rows() -> tuple[Row, ...]:
 
 @cache
 def _counts() -> Counter[Place]:
-    return Counter(row.mostly for row in device_bound_rows())
+    return Counter(row.mostly for row in (*device_bound_rows(), *language_rows()))
 
 
 def steps_of_place(place: Place) -> int:

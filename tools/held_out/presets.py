@@ -13,6 +13,7 @@ from held_out.efficiency import Place, chip_of
 from held_out.errors import Constants, constants, steps_of_place
 from held_out.records import RECORDED
 from held_out.rows import generation
+from held_out.timm_steps import DEVICE, OF_TIMM
 
 __all__ = ["GENERATIONS", "devices_told", "preset_operator_us"]
 
@@ -71,6 +72,8 @@ def _told(name: str, table: dict[str, Any], told: Constants) -> dict[str, Any]:
         table = table | {key: values}
         sources |= {key: _source(of_rates, recorded=name in RECORDED)}
     counts = {rate: sum(steps_of_place(of_rates[rate]) for of_rates in places) for rate in rates}
+    if name == DEVICE:
+        counts |= {rate: counts[rate] + OF_TIMM for rate in ("fp16", "bf16")}
     return table | {"sources": sources, "published_steps": counts}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -31,8 +32,12 @@ from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
+from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of
 from ddpsim.workload.model import Work
-from ddpsim.workload.zoo.table import is_convolutional
+from ddpsim.workload.operators import Operator
+from ddpsim.workload.zoo.law import written_out
+from ddpsim.workload.zoo.step import step_of
+from ddpsim.workload.zoo.table import input_size_of, is_convolutional
 from held_out.efficiency import Place, chip_of
 from held_out.records import RECORDED, record_of
 
@@ -40,6 +45,7 @@ __all__ = [
     "OWN",
     "Loop",
     "LoopRow",
+    "OnDevice",
     "RecordRow",
     "Row",
     "StepRow",
@@ -168,6 +174,23 @@ class Row(ABC):
     @abstractmethod
     def job(self) -> tuple[dict[str, Any], Workload]:
         """Its model's table and its workload."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Its products' type and width."""
+        return arithmetic_of(self.job[1].precision, self.usual)
+
+    @property
+    def operators(self) -> tuple[tuple[Operator, int], ...]:
+        """Of forward and backward, with their numbers."""
+        table, workload = self.job
+        size = input_size_of(table, workload)
+        step = step_of(table, workload.precision, workload.batch_per_rank, size)
+        found = [one for row in step.rows for one in row]
+        if workload.attention == "eager":
+            width = self.arithmetic.softmax_bytes
+            found = [part for one in found for part in written_out(one, width)]
+        return tuple(Counter(found).items())
 
     @abstractmethod
     def device_s(self, device: Device) -> float:

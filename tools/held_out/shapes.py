@@ -13,26 +13,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpsim.scenario.device import Device, Rate
-from ddpsim.scenario.workload import Workload
-from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of
 from ddpsim.workload.operators import Operator
 from ddpsim.workload.zoo.gpu_time import FITTED, GpuTime, Shapes
-from ddpsim.workload.zoo.law import written_out
-from ddpsim.workload.zoo.step import step_of
-from ddpsim.workload.zoo.table import input_size_of
 from held_out.efficiency import LINE, Place, chip_of, features
 from held_out.errors import device_bound_rows
+from held_out.language_steps import language_rows
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, Row, preset
 from held_out.timm_steps import DEVICE, timm_steps
@@ -98,7 +93,8 @@ class Sample:
 
 def samples() -> list[Sample]:
     """All that tell of shapes."""
-    return [*_of_timm(), *map(_of_row, device_bound_rows()), *_of_products()]
+    rows = map(_of_row, (*device_bound_rows(), *language_rows()))
+    return [*_of_timm(), *rows, *_of_products()]
 
 
 def _of_timm() -> Iterator[Sample]:
@@ -122,33 +118,21 @@ def _of_timm() -> Iterator[Sample]:
 
 def _of_row(row: Row) -> Sample:
     """Its optimizer is what its estimate holds beside the operators."""
-    device, (table, workload) = row.usual, row.job
-    arithmetic = arithmetic_of(workload.precision, device)
+    device, arithmetic = row.usual, row.arithmetic
     sample = Sample(
         source="steps",
         group=row.publisher,
         name=f"{row.model} {row.device} {row.precision} {row.batch}",
         device=device,
         rates=(arithmetic.rate, arithmetic.convolution_rate(device)),
-        channels_last=workload.memory_format == "channels_last",
+        channels_last=row.memory_format == "channels_last",
         casts=arithmetic.casts,
         step_s=row.step_s - row.other_s,
         other_s=0.0,
-        operators=_operators(table, workload, arithmetic),
+        operators=row.operators,
     )
     usual = device.efficiency(arithmetic.rate)
     return replace(sample, other_s=row.device_s(device) - sample.seconds(FITTED, usual, usual))
-
-
-def _operators(
-    table: dict[str, Any], workload: Workload, arithmetic: Arithmetic
-) -> tuple[tuple[Operator, int], ...]:
-    size = input_size_of(table, workload)
-    step = step_of(table, workload.precision, workload.batch_per_rank, size)
-    found = [one for row in step.rows for one in row]
-    if workload.attention == "eager":
-        found = [part for one in found for part in written_out(one, arithmetic.softmax_bytes)]
-    return tuple(Counter(found).items())
 
 
 def _of_products() -> Iterator[Sample]:

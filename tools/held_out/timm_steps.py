@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from ddpsim.workload.operators import KINDS, MULTIPLYING, Operator
 
-__all__ = ["DEVICE", "TimmStep", "timm_steps"]
+__all__ = ["DEVICE", "OF_TIMM", "TimmStep", "timm_steps"]
 
 FILE = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "timm-operators.json.gz"
 PUBLISHED = Path("published") / "timm-train-rtx3090.csv"
-DEVICE = "rtx-3090"
+DEVICE, OF_TIMM = "rtx-3090", 781  # the GPU, and how many steps
 _LARGE_BYTES = 2**21  # more than the floor of a kernel moves
 _SAME_PARAMETERS = 0.02  # today's timm has other models of some names
 

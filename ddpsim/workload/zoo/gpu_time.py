@@ -86,52 +86,52 @@ class Shapes(NamedTuple):
 
 
 FITTED = Shapes(
-    pointwise=1.14,
-    copy=0.997,
-    normalization=1.08,
+    pointwise=1.05,
+    copy=0.966,
+    normalization=1.03,
     normalization_backward=1.19,
-    softmax=1.33,
-    reduction=1.24,
-    pooling=1.65,
-    embedding=1.31,
-    embedding_backward=3.05,
+    softmax=1.12,
+    reduction=1.26,
+    pooling=1.68,
+    embedding=1.3,
+    embedding_backward=3.02,
     other=1.15,
-    sum_of_product=98.3,
-    sum_of_convolution=91.2,
-    tile=82.7,
-    tile_fp32=167.0,
-    unaligned=1.48,
-    unaligned_hopper=5.43,
-    waves=0.431,
-    weight_gradient=1.18,
-    turned=1.39,
-    turned_1x1=0.438,
-    groups_narrow=30.0,
+    sum_of_product=108.0,
+    sum_of_convolution=87.8,
+    tile=82.6,
+    tile_fp32=159.0,
+    unaligned=1.4,
+    unaligned_hopper=4.13,
+    waves=0.397,
+    weight_gradient=1.26,
+    turned=1.43,
+    turned_1x1=0.448,
+    groups_narrow=29.6,
     few_groups_wide=103.0,
-    groups_fast=4.05,
-    groups=2.12,
-    groups_power=1.36,
-    groups_padding=22.4,
-    depthwise_slow=5.98,
-    depthwise_passes=1.37,
-    depthwise_passes_contiguous=2.64,
-    depthwise_rate=0.094,
-    depthwise_rate_contiguous=0.0418,
+    groups_fast=3.92,
+    groups=2.21,
+    groups_power=1.32,
+    groups_padding=22.1,
+    depthwise_slow=5.95,
+    depthwise_passes=1.4,
+    depthwise_passes_contiguous=2.66,
+    depthwise_rate=0.0929,
+    depthwise_rate_contiguous=0.0416,
     depthwise_rate_weight=0.0784,
-    product_passes=1.16,
-    sharpness=2.06,
-    attention=1.17,
-    attention_backward=1.12,
-    cached=0.333,
-    cache_speedup=2.27,
-    bound_norms=0.776,
-    bound_others=0.206,
-    contiguous_bf16=2.38,
+    product_passes=0.919,
+    sharpness=1.14,
+    attention=1.06,
+    attention_backward=1.56,
+    cached=0.344,
+    cache_speedup=2.44,
+    bound_norms=0.783,
+    bound_others=0.176,
+    contiguous_bf16=2.4,
 )
 
 # what usual models' products and convolutions (BERT, ResNet-50) take longer by their shapes: a
 # device's fractions are those that they reach
-_USUAL_PRODUCT, _USUAL_CONVOLUTION = 1.2, 1.45
+_USUAL_PRODUCT, _USUAL_CONVOLUTION = 1.2, 1.7
 # multiplications of a 3 x 3 convolution over those of Winograd's F(2 x 2, 3 x 3), which cuDNN takes
 # for float32. Source: A. Lavin, S. Gray, arXiv 1509.09308
 _WINOGRAD, _WINOGRAD_CHANNELS = 2.25, 32
@@ -199,7 +199,7 @@ class GpuTime:
     def _moving_s(self, one: Operator) -> float:
         """Passes over what an operator reads and writes."""
         shapes, is_norm = self.shapes, one.kind.startswith("normalization")
-        passes = getattr(shapes, one.kind)
+        passes: float = getattr(shapes, one.kind)
         if one.kind != "pointwise":
             passes *= self._bound(shapes.bound_norms if is_norm else shapes.bound_others)
         if is_norm and self.rate == "bf16" and self.casts and one.item_bytes == 2:
@@ -251,7 +251,7 @@ class GpuTime:
         is_convolution = one.kind in _CONVOLUTIONS
         tile = shapes.tile_fp32 if rate == "fp32" else shapes.tile
         begun = shapes.sum_of_convolution if is_convolution else shapes.sum_of_product
-        seconds = self._plain_s(one, rate) * _waste(one.m, tile) * _waste(one.n, tile)
+        seconds: float = self._plain_s(one, rate) * _waste(one.m, tile) * _waste(one.n, tile)
         seconds *= 1 + begun / one.k
         if self.device.multiprocessors:
             blocks = one.count * max(1, one.m / _BLOCK) * max(1, one.n / _BLOCK)
@@ -292,7 +292,7 @@ class GpuTime:
     def _grouped_s(self, one: Operator, rate: Rate, channels: _Channels) -> float:
         """By groups: cuDNN has kernels for some shapes, and runs others group by group."""
         shapes, taken = self.shapes, channels.taken
-        plain_s = self._plain_s(one, rate)
+        plain_s: float = self._plain_s(one, rate)
         if not (self.channels_last and rate in ("fp16", "bf16")):
             padding = (1 + shapes.groups_padding / taken) ** shapes.groups_power
             return plain_s * shapes.groups * padding
@@ -300,7 +300,7 @@ class GpuTime:
         if is_many and taken in (4, 8, 16, 32) and channels.given == taken:
             return plain_s * shapes.groups_fast
         wide = 0.0 if one.count >= 24 else 1 / (1 + exp((48 - taken) / 4))
-        passes = shapes.groups_narrow * min(1.0, taken / 16)
+        passes: float = shapes.groups_narrow * min(1.0, taken / 16)
         passes *= (shapes.few_groups_wide / shapes.groups_narrow) ** wide
         bandwidth = self.device.memory_bandwidth_bytes_per_s
         return passes * (one.bytes_read + one.bytes_written) / bandwidth
