@@ -199,7 +199,9 @@ class DeviceFile(BaseModel):
     kernel_floor_s: _Seconds
     launch_s: _Seconds
     operator_s: _Seconds
-    intra_node: dict[str, Any] | None = Field(None, description="of the preset of that name")
+    multiprocessors: int | None = Field(None, gt=0, description="of the preset of that name")
+    cache_bytes: int | None = Field(None, gt=0, description="likewise")
+    intra_node: dict[str, Any] | None = Field(None, description="likewise")
     inter_node: dict[str, Any] | None = Field(None, description="likewise")
     peer_to_peer: bool | None = Field(None, description="likewise")
     bridge_bytes_per_s: _PerSecond | None = Field(None, description="likewise")

@@ -104,14 +104,14 @@ def test_steps_with_synthetic_images_are_predicted() -> None:
 
 @pytest.mark.parametrize("device", RECORDED)
 def test_half_of_the_models_predict_the_others_on_a_measured_gpu(device: str) -> None:
-    """By a device file: 15 % median. The worst is VGG-16, whose convolutions reach more."""
+    """By a device file: 10 % median. VGG-16's convolutions reach more, Llama's host less."""
     by_model = errors_by_model(device)
     assert len(by_model) == 17
-    assert median(abs(error) for errors in by_model.values() for error in errors) <= 0.15
+    assert median(abs(error) for errors in by_model.values() for error in errors) <= 0.10
     worst = {model: max(map(abs, errors)) for model, errors in by_model.items()}
-    assert max(worst, key=worst.__getitem__) == "vgg16"
-    assert worst.pop("vgg16") < 1.4
-    assert max(worst.values()) < 0.8
+    assert worst.pop("vgg16") < 0.8
+    assert worst.pop("llama-1b") < 0.9
+    assert max(worst.values()) < 0.6
 
 
 def test_we_beat_the_naive_answers_that_ignore_communication() -> None:
@@ -156,17 +156,17 @@ def test_the_interval_uses_the_errors_of_steps_that_others_predict() -> None:
 
 
 def test_steps_are_predicted_by_those_of_other_publishers() -> None:
-    """Device-bound within 12 % (median), host-bound within 24 %."""
+    """Device-bound within 10 % (median), host-bound within 22 %."""
     device = [held for held in held_out() if held.regime == DEVICE_BOUND]
     host = [held for held in held_out() if held.regime == HOST_BOUND]
     count, middle, worst, covered = figures(device)
     assert count >= 350
-    assert middle <= 0.12
-    assert worst <= 0.76
+    assert middle <= 0.10
+    assert worst <= 0.46
     assert 0.75 <= covered <= 0.88
     count, middle, worst, _ = figures(host)
     assert count >= 150
-    assert middle <= 0.24
+    assert middle <= 0.22
     assert worst <= 0.63
     assert 0.75 <= figures(held_out())[-1] <= 0.88
 

@@ -1,4 +1,4 @@
-"""What an operator takes by a device's rates: its tiles, and what of its FLOPs is computed."""
+"""What an operator takes on a CPU core, and what an attention that is written out consists of."""
 
 from __future__ import annotations
 
@@ -26,21 +26,14 @@ def law(precision: Any, **figures: Any) -> Law:
     return Law(used, device, arithmetic_of(precision, device), 1.0)
 
 
-def test_a_core_takes_its_flops_and_its_bytes() -> None:
-    """Whatever the shape: it has no tiles to fill and no channels to pad."""
-    core = law("fp32", kind="cpu", peak_flops_per_s={"fp32": 1e12}, matmul_efficiency={"fp32": 0.5})
-    product = Operator("product", 1, 64, 64, 64, flops=FLOPS, bytes_read=0, item_bytes=4)
-    assert core.work(product).device_s == pytest.approx(FLOPS / 0.5e12)
-    moved = Operator("pointwise", bytes_read=1e12, bytes_written=1e12, item_bytes=4)
-    assert core.work(moved).device_s == pytest.approx(2e12 / (2039e9 * 0.85))
-    assert core.work(product).host_s == 0
-
-
-def test_autocast_leaves_some_products_in_float32() -> None:
-    amp = law("amp-bf16")
-    product = Operator("product", 1, 4096, 4096, 4096, flops=FLOPS)
-    half, full = (amp.work(product._replace(item_bytes=size)).device_s for size in (2, 4))
-    assert full > 4 * half  # 19.5 TFLOP/s against 312
+def test_a_core_takes_flops_and_bytes_at_its_rates() -> None:
+    core = law("fp32", kind="cpu", kernel_floor_s=0.0)
+    rate = core.device.peak_flops_per_s["fp32"] * core.device.efficiency("fp32")
+    bandwidth = core.device.memory_bandwidth_bytes_per_s * core.device.memory_efficiency
+    product = Operator("product", 1, 3, 5, 7, flops=FLOPS, bytes_read=1000, bytes_written=24)
+    assert core.work(product).device_s == pytest.approx(FLOPS / rate + 1024 / bandwidth)
+    added = Operator("pointwise", bytes_read=1000, bytes_written=24)
+    assert core.work(added).device_s == pytest.approx(1024 / bandwidth)
 
 
 @pytest.mark.parametrize("kind", ["attention", "attention_backward"])

@@ -15,6 +15,8 @@ from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model, Parameter, total_s
 from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work
 from ddpsim.workload.roofline import zoo_model
+from ddpsim.workload.zoo.gpu_time import FITTED
+from ddpsim.workload.zoo.step import step_of
 
 CONVOLUTIONS = {"resnet50": 53, "vgg16": 13, "vit_b_16": 1}
 
@@ -144,6 +146,7 @@ def _reached(model: Model) -> str:
     return next(p.source for p in model.provenance if p.input == "compute efficiency")
 
 
+RATE = 2039e9 * 0.85  # bytes a second that an A100 SXM 80 GB is taken to move
 SCORES = 12 * 12 * 32 * 1024**2  # layers, heads, batch and tokens of GPT-2
 
 
@@ -160,19 +163,30 @@ def test_attention_that_is_written_out_keeps_its_scores(precision: str, kept_byt
 
 
 def test_tensor_cores_convolutions_turn_layouts_unless_they_are_channels_last() -> None:
-    """Three kernels more in a forward; also in TF32, and not in float32."""
-    for precision, preset, turns in (
-        ("amp-bf16", "a100-sxm-80gb", True),
-        ("tf32", "a100-sxm-80gb", True),
-        ("fp32", "v100-sxm-32gb", False),
-    ):
-        usual, last = (
-            modelled("vgg16", precision, preset=preset, memory_format=f)
-            for f in ("contiguous", "channels_last")
-        )
-        more = [a.kernels - b.kernels for a, b in zip(usual.forward, last.forward, strict=True)]
-        assert sum(more) == 3 * CONVOLUTIONS["vgg16"] * turns
-        assert (total_s(usual.forward) > total_s(last.forward)) is turns
+    """Each operand is read and written again; 108 multiprocessors bound a part of that."""
+    fed = RATE / 108 / (936e9 * 0.85 / 82)
+    turned = FITTED.turned * (1 + FITTED.bound_others * (fed - 1))
+    step = step_of(model_table("vgg16"), "fp32", 32, 224**2)
+    convolutions = [one for row in step.forward for one in row if one.kind == "convolution"]
+    of_forward = sum(one.bytes_read + one.bytes_written for one in convolutions) / 4
+    usual, last = (
+        modelled("vgg16", "amp-bf16", memory_format=f) for f in ("contiguous", "channels_last")
+    )
+    more_s = total_s(usual.forward) - total_s(last.forward)
+    turned_s = 2 * turned * of_forward / RATE
+    assert more_s == pytest.approx(2 * turned_s)
+    assert modelled("vgg16", "amp-bf16").forward == usual.forward
+    usual, last = (
+        modelled("vgg16", "tf32", memory_format=f) for f in ("contiguous", "channels_last")
+    )
+    more_s = total_s(usual.forward) - total_s(last.forward)
+    assert more_s == pytest.approx(4 * turned_s)  # of TF32 too
+    on_v100 = {"preset": "v100-sxm-32gb"}
+    in_fp32 = (
+        modelled("vgg16", "fp32", memory_format=f, **on_v100)
+        for f in ("contiguous", "channels_last")
+    )
+    assert len({model.forward for model in in_fp32}) == 1
 
 
 def test_compiled_models_move_less_beside_matrix_products() -> None:

@@ -105,8 +105,10 @@ def device_of_kernels(record: DeviceRecord) -> Device:
             "kernel_floor": f"{floor_s!r} s",
             "launch": f"{launch_s!r} s",
             "operator": "0 s",
+            "architecture": _architecture(record),
         }
     )
+    device = device.model_copy(update=_of_chip(record))
     return device.model_copy(update={"operator_s": _operator_s(record, device)})
 
 
@@ -210,8 +212,6 @@ def _file(
 ) -> DeviceFile:
     known = _preset(record.environment.device if record.is_gpu else "cpu-core")
     keys = ("peak_flops", "memory", "kernel_floor_s", "launch_s", "operator_s")
-    major = record.capability[0] if record.capability else 0
-    row: Architecture = _ROWS.get(major, "blackwell" if major >= 10 else "ampere")
     of_preset = ("intra_node", "inter_node", "peer_to_peer", "bridge_bytes_per_s")
     links = {key: known[key] for key in of_preset if key in known}
     sources = dict.fromkeys(keys, "`calibrate device`, as `measured` says")
@@ -219,7 +219,7 @@ def _file(
     return DeviceFile(
         name=name or (record.environment.device if record.is_gpu else record.environment.machine),
         kind=device.kind,
-        architecture=row,
+        architecture=device.architecture,
         peak_flops=device.peak_flops_per_s,
         matmul_efficiency=device.matmul_efficiency,
         convolution_efficiency=device.convolution_efficiency,
@@ -232,8 +232,20 @@ def _file(
         operator_s=device.operator_s,
         measured=measured,
         sources=sources,
+        **_of_chip(record),
         **links,
     )
+
+
+def _architecture(record: DeviceRecord) -> Architecture:
+    major = record.capability[0] if record.capability else 0
+    return _ROWS.get(major, "blackwell" if major >= 10 else "ampere")
+
+
+def _of_chip(record: DeviceRecord) -> dict[str, Any]:
+    """What no kernel tells, by the preset of the device's name."""
+    known = _preset(record.environment.device) if record.is_gpu else {}
+    return {key: known[key] for key in ("multiprocessors", "cache_bytes") if key in known}
 
 
 def _preset(name: str) -> dict[str, Any]:

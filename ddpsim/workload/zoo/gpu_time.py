@@ -295,7 +295,7 @@ class GpuTime:
         plain_s: float = self._plain_s(one, rate)
         if not (self.channels_last and rate in ("fp16", "bf16")):
             padding = (1 + shapes.groups_padding / taken) ** shapes.groups_power
-            return plain_s * shapes.groups * padding
+            return float(plain_s * shapes.groups * padding)
         is_many = one.count >= 24 and one.count % 8 == 0
         if is_many and taken in (4, 8, 16, 32) and channels.given == taken:
             return plain_s * shapes.groups_fast
