@@ -101,7 +101,7 @@ def test_later_rounds_add_samples(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "free_memory_bytes", lambda: 2**20)
     record = measure_device(options(tmp_path / "a.json", plan=(STEP,)))
-    assert record.skipped == {str(STEP): "needs 90.9 MiB or more, and 256 KiB may be used"}
+    assert record.skipped == {str(STEP): "needs 91.0 MiB or more, and 256 KiB may be used"}
     spent = DeviceOptions(tmp_path / "b.json", 1e-9, device="cpu", plan=KERNELS)
     assert set(measure_device(spent).skipped.values()) == {"the time budget is spent"}
 
