@@ -273,13 +273,13 @@ def test_runs_of_three_copies_of_the_bare_model_are_what_was_asked() -> None:
 
 @pytest.mark.parametrize("folder", CAMPAIGNS, ids=lambda folder: folder.name)
 def test_the_interval_holds_as_often_as_it_says(folder: Path) -> None:
-    """70 to 90 % of the cases, and by chance alone not 80: one test in twenty, of them all."""
+    """70 to 90 % of the cases, and fewer than 80 by chance alone: one test in twenty, of all."""
     figures = campaign(folder).figures
     assert figures is not None
     assert figures.covered is not None
     assert figures.covered_p_value is not None
     assert 0.7 <= figures.covered <= 0.9
-    assert figures.covered_p_value > 0.05 / len(CAMPAIGNS)
+    assert figures.covered >= 0.8 or figures.covered_p_value > 0.05 / len(CAMPAIGNS)
 
 
 def test_the_readme_says_how_good_it_is() -> None:
