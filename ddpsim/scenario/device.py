@@ -74,7 +74,7 @@ class Device(Spec):
     )
     matmul_efficiency: dict[Rate, Fraction] = Field(
         default_factory=dict,
-        description="fraction of the peak rate that products reach in usual shapes, as BERT's; "
+        description="fraction of the peak rate that products achieve in usual shapes, as BERT's; "
         "0.45 where not given",
     )
     convolution_efficiency: dict[Rate, Fraction] = Field(
