@@ -11,9 +11,6 @@ import pytest
 
 pytest.importorskip("torch", reason="a capture runs torch")
 
-import torch
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.capture.capture import capture
 from calibrate.capture.document import render
@@ -22,7 +19,6 @@ from calibrate.capture.record import record
 from calibrate.capture.sources import Source, function_source
 from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.reference import find_function
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import model_table
@@ -195,33 +191,6 @@ def test_a_file_that_is_none_is_refused_in_one_line(
         read_captured("model.json", path)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_gradients_fill_the_buckets_of_real_ddp(source: Callable[..., Source]) -> None:
-    """DDP of one gloo process reduces them in the captured order, once it has seen a backward."""
-    document = capture(source("sized"))
-    model, inputs, loss = find_function("own_code:sized")()
-    reduced: list[tuple[int, ...]] = []
-
-    def hook(_: object, bucket: Any) -> Any:
-        reduced.extend(tuple(one.shape) for one in bucket.gradients())
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    hook.__annotations__.clear()  # DDP reads them, and they are text here
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-3)
-        wrapped.register_comm_hook(None, hook)
-        for _ in range(2):
-            reduced.clear()
-            loss(wrapped(inputs)).backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    shapes = document["parameters"]["shape"]
-    assert reduced == [tuple(shapes[place]) for place in document["ready_order"]]
 
 
 def test_polynomials_are_exact_or_none() -> None:
