@@ -106,7 +106,7 @@ class Lane:
         self._stalls_ns = stalls_ns
         self._host_ns = 0  # when the host last went on after a wait
         self._batches = Batches(host.program.loader)
-        self._state: list[int] = []  # of host and loader, since the last step's end
+        self._state: tuple[int, ...] = ()  # of host and loader, since the last step's end
         self._compute_ns = 0  # when the stream has done all that was launched
         self._comm_ns: dict[ProcessGroup, int] = {}  # when a group's communication lane has
         self._slow: deque[Slow] = deque()
@@ -119,25 +119,47 @@ class Lane:
 
         Returns how many were of the warm-up, and how often the last one is repeated.
         """
-        iterations = self._host.program.iterations
+        iterations, ended = self._host.program.iterations, dict[tuple[int, ...], int]()
         for number in range(steps or self._host.steps):
             start_ns = self._compute_ns
             self._iterate(number)
-            if steps is None and self._repeats_from(number, self._compute_ns - start_ns):
+            if steps is not None:
+                continue
+            before, self._state = self._state, self._standing()
+            if self._repeats_from(number, self._compute_ns - start_ns, before):
                 return number, iterations - 1
+            since = ended.setdefault(self._state, number)
+            if not self._tells and since < number and self._come_again(number, number - since):
+                break
         return self._host.steps - iterations, 0
 
-    def _repeats_from(self, number: int, length_ns: int) -> bool:
+    def _standing(self) -> tuple[int, ...]:
+        """Of host and loader, since the device's last step, all that later launches depend on."""
+        now_ns = self._compute_ns
+        return self._host_ns - now_ns, *self._batches.since(now_ns)
+
+    def _repeats_from(self, number: int, length_ns: int, before: tuple[int, ...]) -> bool:
         """Whether all iterations after this one are like it.
 
         Where the host waits for the device they are, once host and loader stand to it as they did
-        one step before.
+        one step `before`.
         """
         if not self._host.program.synchronizes:
             return self._host.repeats_from(number, length_ns, waited=self._waited)
-        before, now_ns = self._state, self._compute_ns
-        self._state = [self._host_ns - now_ns, *self._batches.since(now_ns)]
         return self._state == before and self._host.goes_on_alike(number)
+
+    def _come_again(self, number: int, count: int) -> bool:
+        """Whether all later steps are as long as those so many before, and so are known."""
+        host, ends_ns = self._host, self.timeline.step_ends_ns
+        if not host.program.synchronizes:
+            return False
+        later = range(number + 1, host.steps)
+        if any(host.step(each) is not host.step(each - count) for each in later):
+            return False
+        for each in later:
+            length_ns = ends_ns[each - count] - ends_ns[each - count - 1]
+            ends_ns.append(ends_ns[-1] + length_ns)
+        return True
 
     def _iterate(self, number: int) -> None:
         factor = self._slowdown[min(number, len(self._slowdown) - 1)] if self._slowdown else None
