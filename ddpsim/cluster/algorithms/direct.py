@@ -170,29 +170,43 @@ def _rounds(paths: Paths, chunk: int) -> list[tuple[Integers, Ticks, Ticks]]:
     """Of each round: to whom every rank sends, how long its link is busy, and the message takes."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    usual = {inside: paths.direct(inside=inside) for inside in _kinds(paths)}
+    known: dict[Link, tuple[int, int]] = {}
+
+    def times_ns(link: Link) -> tuple[int, int]:
+        if link not in known:
+            known[link] = leaving_ns(link, chunk), step_ns(link, chunk)
+        return known[link]
+
+    nodes, gpus = np.divmod(np.arange(paths.ranks), paths.gpus_per_node)
+    is_touched = np.isin(np.arange(paths.ranks), list(paths.touched))
     rounds = []
-    for pairs in _shifts(paths):
-        links = [
-            _link(paths, ends) if paths.touched & set(ends) else usual[paths.are_together(ends)]
-            for ends in pairs
-        ]
-        known = {link: (leaving_ns(link, chunk), step_ns(link, chunk)) for link in set(links)}
-        occupied_ns, taken_ns = np.array([known[link] for link in links], dtype=np.float64).T
-        rounds.append((np.array([target for _, target in pairs]), occupied_ns, taken_ns))
+    for far, shift in _turns(paths):
+        targets = (nodes + far) % paths.nodes * paths.gpus_per_node
+        targets += (gpus + shift) % paths.gpus_per_node
+        usual = np.array(times_ns(paths.direct(inside=not far)), dtype=np.float64)
+        both_ns = np.repeat(usual[:, np.newaxis], paths.ranks, axis=1)
+        for source in np.flatnonzero(is_touched | is_touched[targets]).tolist():
+            both_ns[:, source] = times_ns(_link(paths, (source, int(targets[source]))))
+        rounds.append((targets, both_ns[0], both_ns[1]))
     return rounds
 
 
+def _turns(paths: Paths) -> Iterator[tuple[int, int]]:
+    """How many nodes and GPUs further on each rank sends, round by round."""
+    for far in range(paths.nodes):
+        for shift in range(0 if far else 1, paths.gpus_per_node):
+            yield far, shift
+
+
 def _shifts(paths: Paths) -> Iterator[list[Ends]]:
-    """Who sends to whom in each round: each rank to one as many nodes and GPUs further on."""
+    """Who sends to whom in each round."""
     m, g = paths.nodes, paths.gpus_per_node
-    for far in range(m):
-        for shift in range(g) if far else range(1, g):
-            yield [
-                (node * g + gpu, (node + far) % m * g + (gpu + shift) % g)
-                for node in range(m)
-                for gpu in range(g)
-            ]
+    for far, shift in _turns(paths):
+        yield [
+            (node * g + gpu, (node + far) % m * g + (gpu + shift) % g)
+            for node in range(m)
+            for gpu in range(g)
+        ]
 
 
 def direct_ns(paths: Paths, size_bytes: int) -> int:
