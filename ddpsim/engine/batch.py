@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import MOST_MORE, Settled, run_settled, settled
+from ddpsim.engine.run import Settled, host_of, run_settled, settled
 from ddpsim.result.summary import SteadyStep, lengths_ns
 
 if TYPE_CHECKING:
@@ -139,17 +139,17 @@ _Group = Sequence[tuple[int, Host, Request]]  # by their places
 
 def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, _Group]]:
     """Ranks to simulate, and the jobs whose steps differ in numbers alone."""
-    hosts: dict[tuple[int, int], tuple[Host, Hashable]] = {}  # by a program, which many may share
+    hosts: dict[Hashable, tuple[Host, Hashable]] = {}  # by a program, which many may share
     groups: dict[tuple[int, Hashable], list[tuple[int, Host, Request]]] = defaultdict(list)
     for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
         if not plan.needs_no_events:
             continue
-        more = 0 if asked.varies else MOST_MORE
-        if (id(program), more) not in hosts:
-            host = Host(program, more)
-            hosts[id(program), more] = host, _structure(host)
-        host, structure = hosts[id(program), more]
+        shared = id(program), asked.varies
+        if shared not in hosts:
+            host = host_of(asked)
+            hosts[shared] = host, _structure(host)
+        host, structure = hosts[shared]
         mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
         groups[plan.period, (asked.varies, structure, mesh)].append((place, host, asked))
     for (ranks, _), group in groups.items():

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from ddpsim.engine.fast.vectorised import Lanes
     from ddpsim.engine.reference.messages import MessageObserver
 
-__all__ = ["MOST_MORE", "EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
+__all__ = [
+    "MOST_MORE",
+    "EngineMode",
+    "Settled",
+    "Simulated",
+    "host_of",
+    "run",
+    "run_settled",
+    "settled",
+]
 
 EngineMode = Literal["auto", "reference"]
 
@@ -174,7 +183,7 @@ def _trained(
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     drawn = request.slowdowns, request.stalls, request.sums
-    trial = Trial(_host(request), request.cost, *drawn, request.traffic)
+    trial = Trial(host_of(request), request.cost, *drawn, request.traffic)
     lanes = Lanes([trial], participants, remembers=remembers)
     try:
         lanes.train()
@@ -183,13 +192,14 @@ def _trained(
     return lanes
 
 
-def _host(request: Request) -> Host:
+def host_of(request: Request) -> Host:
+    """Its iterations, with as many of warm-up as it may take where nothing varies."""
     return Host(request.program, 0 if request.varies else MOST_MORE)
 
 
 def _alone(request: Request, *, tells: bool) -> tuple[Timeline, set[str]]:
     """A rank that stands for all never waits for a peer."""
-    host = _host(request)
+    host = host_of(request)
     paths, traffic = {"lane"}, request.traffic
     network = Flows(traffic)
     alone: dict[tuple[str, str, int], tuple[int, Fraction]] = {}  # what nothing else slows down

@@ -86,7 +86,8 @@ def _of_host(job: Job) -> Uncertainty | None:
     _, most = edges(known)
     if most * job.host_share <= 1:
         return None
-    return known if job.step_s(host=most) > job.step_s() else None
+    slow_host_s, usual_s = job.steps_s([{"host": most}, {}])
+    return known if slow_host_s > usual_s else None
 
 
 def _of_launches(job: Job) -> Uncertainty:

@@ -129,7 +129,9 @@ class Lane:
             if self._repeats_from(number, self._compute_ns - start_ns, before):
                 return number, iterations - 1
             since = ended.setdefault(self._state, number)
-            if not self._tells and since < number and self._come_again(number, number - since):
+            if self._tells or self._state == before:  # the next step may be like this one
+                continue
+            if since < number and self._come_again(number, number - since):
                 break
         return self._host.steps - iterations, 0
 
