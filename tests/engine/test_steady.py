@@ -136,7 +136,7 @@ def test_steps_that_come_again_in_a_cycle_end_the_warm_up() -> None:
         },
         workload={"model": "resnet18", "batch_per_rank": 16},
         ddp={"strategy": "fully_shard"},
-        run={"iterations": 6},
+        run={"iterations": 6, "seed": 2},
     )
     found = run(asked.request()).timeline
     ends_ns = found.slowest.step_ends_ns[found.warmup - 1 :]
