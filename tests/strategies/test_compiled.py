@@ -97,7 +97,7 @@ def transformer() -> tuple[Any, Any]:
     from torch import nn
 
     block = nn.TransformerEncoderLayer(192, 4, 768, dropout=0.0, batch_first=True, norm_first=True)
-    blocks = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
+    blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
     return (
         nn.Sequential(nn.Embedding(1000, 192), blocks, nn.LayerNorm(192), nn.Linear(192, 1000)),
         torch.randint(0, 1000, (2, 8)),
@@ -169,9 +169,7 @@ def graph_bytes(model: Model, compiled: Model) -> tuple[int, ...]:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("build", "cap"), [(perceptron, None), (perceptron, 2.5), (convolutional, 1.0)]
-)
+@pytest.mark.parametrize(("build", "cap"), [(perceptron, None), (convolutional, 1.0)])
 def test_layers_in_a_row_are_split_and_ordered_as_by_torch(
     build: Callable[[], tuple[Any, Any]], cap: float | None
 ) -> None:
@@ -193,7 +191,7 @@ def test_blocks_with_residuals_are_split_as_by_torch() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("build", [perceptron, convolutional, transformer])
+@pytest.mark.parametrize("build", [perceptron, transformer])
 def test_without_the_split_gradients_come_in_torchs_order(
     build: Callable[[], tuple[Any, Any]],
 ) -> None:
