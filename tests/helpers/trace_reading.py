@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 Interval = tuple[int, int]
@@ -44,6 +45,7 @@ class Read:
         return [(s.start_ns, s.end_ns) for s in self.slices if s.name.startswith(starts)]
 
 
+@lru_cache(maxsize=4)  # of one trace, whose files several checks read
 def read(text: str) -> Read:
     """Exactly, or as Perfetto does it: it multiplies floats by 1000 and cuts."""
     document = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
