@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import ddpsim
+from ddpsim.prediction.api import predict
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 
@@ -16,4 +17,4 @@ def document(name: str, *settings: str) -> Document:
 
 
 def alone(name: str, *settings: str) -> ddpsim.Result:
-    return ddpsim.simulate(parse(document(name, *settings)))
+    return predict(parse(document(name, *settings)))
