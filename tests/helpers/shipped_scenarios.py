@@ -20,13 +20,18 @@ def predict(name: str, *overrides: str) -> ddpsim.Result:
     return api.predict(load(name, *overrides))
 
 
+@cache
+def simulated(name: str, *overrides: str) -> ddpsim.Result:
+    return ddpsim.simulate(load(name, *overrides))
+
+
 def mean_ms(name: str, *overrides: str) -> float:
     return predict(name, *overrides).iteration_time_s.mean * 1e3
 
 
 def suggested(name: str, *overrides: str) -> list[str]:
     """The settings of all next steps."""
-    steps = ddpsim.simulate(load(name, *overrides)).next_steps
+    steps = simulated(name, *overrides).next_steps
     return [setting for step in steps for setting in step.settings]
 
 

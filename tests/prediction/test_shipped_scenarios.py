@@ -83,7 +83,6 @@ def test_the_screen_is_as_recorded(name: str, golden: Any) -> None:
     golden(render(result, f"{name}.yaml", verdict) + "\n", GOLDEN / f"{name}.txt")
 
 
-@pytest.mark.slow
 def numbers(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [n for item in value.values() for n in numbers(item)]

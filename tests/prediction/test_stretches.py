@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shipped_scenarios import load
+from shipped_scenarios import load, predict, simulated
 
 import ddpsim
 from ddpsim.prediction.resolve import resolve
@@ -12,8 +12,7 @@ from ddpsim.result.model import Stretch
 
 
 def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch]:
-    scenario = load(name, *settings)
-    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), measured_s)
+    verdict = ddpsim.judge(load(name, *settings), simulated(name, *settings), measured_s)
     assert verdict.normal is False
     assert all(0.2 <= stretch.factor <= 1000 for stretch in verdict.stretches)
     return {stretch.term: stretch for stretch in verdict.stretches}
@@ -30,10 +29,8 @@ def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> 
         f"{{bandwidth: {235 / network.factor} GB/s, latency: {6.5 * network.factor} us}}",
     )
     keys = ("cluster.inter_node", "cluster.intra_node")
-    slower = load(
-        "resnet50-2x8-25gbit", *(f"{key}={link}" for key, link in zip(keys, links, strict=True))
-    )
-    step_s = ddpsim.simulate(slower).iteration_time_s.mean
+    slower = (f"{key}={link}" for key, link in zip(keys, links, strict=True))
+    step_s = predict("resnet50-2x8-25gbit", *slower).iteration_time_s.mean
     # over links so much slower NCCL chooses otherwise
     assert step_s == pytest.approx(measured_s, rel=0.1)
     assert network.step_s == pytest.approx(measured_s, rel=0.01)
@@ -42,7 +39,7 @@ def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> 
 def test_compute_so_much_slower_gives_the_measured_step() -> None:
     compute = stretches("straggler", 0.3)["compute"]
     assert compute.suffices
-    slower = ddpsim.simulate(load("straggler", f"workload.step_time={162 * compute.factor} ms"))
+    slower = predict("straggler", f"workload.step_time={162 * compute.factor} ms")
     assert slower.iteration_time_s.mean == pytest.approx(0.3, rel=0.01)
 
 
@@ -72,8 +69,7 @@ def test_a_host_so_much_slower_gives_the_measured_step() -> None:
 
 
 def test_explanations_are_those_of_the_causes() -> None:
-    scenario = load("straggler")
-    result = ddpsim.simulate(scenario)
+    scenario, result = load("straggler"), simulated("straggler")
     verdict = ddpsim.judge(scenario, result, 0.4)
     shown = " ".join(render(result, "x.yaml", verdict).split())
     assert verdict.explanations
