@@ -120,7 +120,9 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     if model is None:
         raise ValueError("no step was recorded")
     named = trained_parameters(model)
-    frozen = {n: t for n, t in model.named_parameters() if not t.requires_grad}
+    everything = dict(model.named_parameters())
+    frozen = {name: tensor for name, tensor in everything.items() if name not in named}
+    places = [place for place, name in enumerate(everything) if name in frozen]
     return {
         "schema": MODEL_SCHEMA,
         "name": source.name,
@@ -134,7 +136,7 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
             **parameter_columns(model, named),
             **({"sparse": sorted(first.sparse)} if first.sparse else {}),
         },
-        **({"frozen": tensor_columns(frozen)} if frozen else {}),
+        **({"frozen": tensor_columns(frozen) | {"place": places}} if frozen else {}),
         "buffers": tensor_columns(dict(model.named_buffers())),
         "ready_order": first.ready,
         "forward_modules": first.modules,

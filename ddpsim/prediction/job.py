@@ -255,7 +255,7 @@ class Job:
         state_bytes = optimizer_state_bytes(self.scenario.workload.optimizer, self.model.used)
         resident = self.program.strategy.resident_bytes(self.model, state_bytes)
         return Memory(
-            **resident._asdict(),
+            **resident._replace(parameters=resident.parameters + self.model.frozen_bytes)._asdict(),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
             device=round(min(device.memory_bytes for device in self._devices())),

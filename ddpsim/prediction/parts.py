@@ -58,7 +58,7 @@ class Parts:
     def model(self, scenario: Scenario) -> Model:
         """See build_model, and compiled_model of one that is."""
         ddp, device = scenario.ddp, scenario.cluster.device
-        of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half)
+        of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half, ddp.shards_model)
         work = scenario.workload.model_copy(update=dict.fromkeys(_OF_LOOP))
         asked = (work, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))

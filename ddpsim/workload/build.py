@@ -109,8 +109,12 @@ def _source_model(scenario: Scenario) -> Model:
         return _traced(scenario, workload.trace)
     if workload.model is not None:
         table, ddp = catalog.model_table(workload.model), scenario.ddp
-        options = {"half_weights": ddp.gathers_half, "knows_outputs": _casts_outputs(scenario)}
-        return zoo_model(table, workload, device, **options)
+        return zoo_model(
+            *(table, workload, device),
+            half_weights=ddp.gathers_half,
+            knows_outputs=_casts_outputs(scenario),
+            gathers_frozen=ddp.shards_model,
+        )
     from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
     from ddpsim.workload.measured import listed_model, profiled_model  # noqa: PLC0415
 

@@ -122,6 +122,7 @@ class Model:
     none where they are not known. `forward_outputs`: elements that each of them hands on, likewise.
     `batch_norms`: in the order of their calls, where the source tells of them. `flops`: of matrix
     products and convolutions, forward and backward, where the source tells of them.
+    `frozen_bytes`: of parameters that are not trained, and that each rank has whole.
     """
 
     parameters: tuple[Parameter, ...]
@@ -146,6 +147,7 @@ class Model:
     forward_outputs: tuple[float, ...] = ()
     batch_norms: tuple[BatchNorm, ...] = ()
     flops: float | None = None
+    frozen_bytes: int = 0
 
     @property
     def gradient_bytes(self) -> int:

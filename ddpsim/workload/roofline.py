@@ -8,13 +8,14 @@ takes the place of the fused one that was captured.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
 from ddpsim.workload.checkpointing import KeptBytes, checkpointed, with_reruns
-from ddpsim.workload.model import Model, Work, joined
+from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.zoo.law import Law, written_out
 from ddpsim.workload.zoo.sources import roofline_provenance
@@ -37,11 +38,13 @@ def zoo_model(
     *,
     half_weights: bool = False,
     knows_outputs: bool = False,
+    gathers_frozen: bool = False,
 ) -> Model:
     """A captured model (schema `ddpsim.model/2`) on a device; raises InputError.
 
     `half_weights`: they are half already where the model is called, so that autocast casts none.
-    `knows_outputs`: with what each work of the forward hands on.
+    `knows_outputs`: with what each work of the forward hands on. `gathers_frozen`: parameters that
+    are not trained are shared out with the others, as sharded modules have them.
     """
     arithmetic = arithmetic_of(workload.precision, device)
     batch, x = workload.batch_per_rank, input_size_of(table, workload)
@@ -57,9 +60,14 @@ def zoo_model(
         last_rows = {name: (row, pricing.work(rest)) for name, (row, rest) in again}
         chosen = {name: last_rows[name] for name in twice}
         forward, backward = with_reruns(forward, backward, kept.blocks, chosen)
+    frozen = _Frozen.of(table, workload)
+    held, ready_order = parameters, tuple(table["ready_order"])
+    if gathers_frozen:
+        held, ready_order = frozen.among(parameters, ready_order)
     return Model(
-        parameters=parameters,
-        ready_order=tuple(table["ready_order"]),
+        parameters=held,
+        ready_order=ready_order,
+        frozen_bytes=0 if gathers_frozen else frozen.size_bytes,
         buffers=read_buffers(table["buffers"]),
         forward=forward,
         backward=backward,
@@ -80,6 +88,36 @@ def zoo_model(
         batch_norms=batch_norms_of(table),
         flops=float(sum(one.flops for row in step.rows for one in row)),
     )
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """Parameters that are not trained, and their places among all in registration order."""
+
+    parameters: tuple[Parameter, ...]
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, table: dict[str, Any], workload: Workload) -> _Frozen:
+        if "frozen" not in table:
+            return cls((), ())
+        columns = table["frozen"]
+        return cls(read_parameters(columns, workload.precision), tuple(columns["place"]))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    def among(
+        self, trained: tuple[Parameter, ...], ready_order: tuple[int, ...]
+    ) -> tuple[tuple[Parameter, ...], tuple[int, ...]]:
+        """All parameters, and the places among them of those that get a gradient."""
+        together = list(trained)
+        for place, parameter in zip(self.places, self.parameters, strict=True):
+            together.insert(place, parameter)
+        is_frozen = frozenset(self.places)
+        moved = [place for place in range(len(together)) if place not in is_frozen]
+        return tuple(together), tuple(moved[place] for place in ready_order)
 
 
 class _Pricing:

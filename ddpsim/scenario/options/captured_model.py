@@ -44,6 +44,16 @@ class _Tensors(_Part):
         return self
 
 
+class _Frozen(_Tensors):
+    place: list[_Place]
+
+    @model_validator(mode="after")
+    def _of_rising_places(self) -> _Frozen:
+        if len(self.place) != len(self.name) or sorted(set(self.place)) != self.place:
+            raise ValueError("place: wanted a rising one of each name")
+        return self
+
+
 class _Step(_Part):
     forward: list[_Place]
     backward: list[_Place]
@@ -78,7 +88,7 @@ class _Captured(_Part):
     batch: _Batch | None
     size: _Size | None
     parameters: _Tensors
-    frozen: _Tensors | None = None
+    frozen: _Frozen | None = None
     buffers: _Tensors
     ready_order: list[_Place]
     forward_modules: list[str]

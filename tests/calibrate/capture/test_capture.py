@@ -177,6 +177,10 @@ def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path
         ({"steps": {}}, "steps: "),
         ({"input_bytes": -1}, "input_bytes: "),
         ({"unknown": 1}, "unknown: "),
+        (
+            {"frozen": {"name": ["a"], "shape": [[1]], "dtype": "float32", "place": [0, 1]}},
+            "frozen: place: wanted a rising one of each name",
+        ),
         (None, "is no JSON"),
     ],
 )

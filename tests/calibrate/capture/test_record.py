@@ -48,9 +48,7 @@ OPERATIONS = {
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
 
-_FROZEN = "a captured file's frozen parameters are not gathered with a unit's"
 NOT_SHARDED = {
-    **dict.fromkeys(("frozen", "tied"), _FROZEN),
     "learned loss": "fully_shard takes no scalar parameter",
     "two types": "fully_shard takes one type in a unit",
     "sparse": "fully_shard takes no sparse gradient",
@@ -168,6 +166,8 @@ class Real:
                 lambda _, place=place: self.ready.append(place)
             )
         group = (*one.model.parameters(), *one.model.buffers())
+        sizes = [tensor.numel() * tensor.element_size() for tensor in one.model.parameters()]
+        self.parameter_bytes = sum(sizes)
         self._owned = {tensor.untyped_storage()._cdata for tensor in group}
         wrapped = DistributedDataParallel(one.model, bucket_cap_mb=CAP_MIB)
         sent, counter = Sent(), FlopCounterMode(display=False, custom_mapping=ON_CPU)
@@ -257,13 +257,17 @@ def test_autograd_keeps_as_many_bytes(step: Recording, real: Real) -> None:
 
 
 def test_ddp_fills_the_listed_buckets(document: Document, real: Real, tmp_path: Path) -> None:
-    """On 64 ranks: which gradients each bucket holds, and all collectives in their order."""
+    """On 64 ranks: which gradients each bucket holds, and all collectives in their order.
+
+    Frozen parameters are in no bucket, and in memory.
+    """
     predicted = job(document, tmp_path, bucket_cap_mb=CAP_MIB)
     names = document["parameters"]["name"]
     model = predicted.model
     plan = plan_buckets(model.parameters, model.ready_order, predicted.scenario.ddp, model.tied)
     assert [[names[i] for i in one] for one in plan.rebuilt] == real.buckets
     assert listed(predicted) == real.calls
+    assert predicted.memory().parameters == real.parameter_bytes
 
 
 def test_fully_shard_launches_what_is_listed(name: str, document: Document, tmp_path: Path) -> None:
