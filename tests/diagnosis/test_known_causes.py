@@ -66,7 +66,7 @@ def test_true_causes_come_first(places: Places) -> None:
     """Each cause of the table at least once; those that times hide are found in traces."""
     everything = (*HEALTHY, *FAULTY)
     assert {job.cause for job in (*everything, *BOXES)} == {each.key for each in HYPOTHESES}
-    assert share(places, everything, 1) >= 0.85
+    assert share(places, everything, 1) >= 0.8
     assert share(places, everything, 3) >= 0.95
 
 

@@ -17,7 +17,10 @@ from ddpsim.result.model import Bottleneck
 from ddpsim.result.summary import _bottleneck
 from ddpsim.result.timeline import CommSpan, Span
 
-WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=64")
+WAITS_FOR_BUFFERS = (
+    *("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=64"),
+    "workload.grad_scaler=false",
+)
 
 
 def test_the_buffers_broadcast_is_named_where_the_step_waits_for_it() -> None:

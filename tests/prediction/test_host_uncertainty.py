@@ -62,7 +62,10 @@ def test_the_hosts_doubt_is_of_who_says_its_times(
     settings: tuple[str, ...], sigma: float, basis: str, said: tuple[str, str]
 ) -> None:
     """There is always some: no step that waits for its host is known to the microsecond."""
-    own = ("cluster.device=h100-sxm-80gb", "workload.batch_per_rank=4")
+    own = (
+        *("cluster.device=h100-sxm-80gb", "workload.batch_per_rank=4"),
+        "workload.precision=amp-bf16",
+    )
     result = ddpsim.simulate(load("resnet50-8xa100", *own, *settings))
     assert result.bottleneck.kind == "host"
     assert result.prediction_interval_s

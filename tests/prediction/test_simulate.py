@@ -28,7 +28,9 @@ def test_naive_answers_shard_the_optimizer_too(strategy: str) -> None:
     """Of 20 ms each of 8 ranks has 2.5, and one with the largest layer a little more."""
     step_time = "workload.step_time={forward: 10 ms, backward: 10 ms, optimizer: 20 ms}"
     keys = ("cluster.nodes=1", "workload.model=resnet18", f"ddp.strategy={strategy}", step_time)
-    result = predict("resnet50-2x8-25gbit", "workload.batch_per_rank=32", *keys)
+    result = predict(
+        "resnet50-2x8-25gbit", "workload.batch_per_rank=32", "workload.precision=bf16", *keys
+    )
     assert 22.4e-3 < result.baselines_s.compute_only < 24.1e-3
     assert result.scaling_efficiency < 1
 

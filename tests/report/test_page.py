@@ -22,6 +22,7 @@ from ddpsim.result.storyboard import Storyboard
 from ddpsim.units import format_duration
 
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
+FAST_HOST = "cluster.device={preset: a100-sxm-80gb, operator: 12 us}"
 SECTIONS = ("timeline", "buckets", "breakdown", "sweep", "scaling", "sensitivity", "trust")
 Cli = Callable[..., Outcome]
 
@@ -101,7 +102,13 @@ def test_names_of_devices_are_only_text() -> None:
         "memory_bandwidth": "1 TB/s",
     }
     slower = json.dumps({1: {"device": device}}).replace('"1"', "1")
-    found = Page(page(storyboard(SLOW_NETWORK, [f"cluster.other_nodes={slower}"])))
+    found = Page(
+        page(
+            storyboard(
+                SLOW_NETWORK, ["workload.precision=amp-bf16", f"cluster.other_nodes={slower}"]
+            )
+        )
+    )
     assert f"Held up by node 1's {EVIL}" in found.words
     assert not found.of("img")
     assert len(found.scripts) == 3
@@ -136,7 +143,7 @@ def test_the_scenarios_own_cap_has_a_place(noisy: Storyboard) -> None:
 
 
 def test_a_single_rank_has_a_page() -> None:
-    alone = storyboard(SLOW_NETWORK, ["cluster.nodes=1", "cluster.gpus_per_node=1"])
+    alone = storyboard(SLOW_NETWORK, ["cluster.nodes=1", "cluster.gpus_per_node=1", FAST_HOST])
     assert alone.choices[0].step.ranks[0].exposed_ns == 0
     assert "makes no difference" in Page(page(alone)).words
 

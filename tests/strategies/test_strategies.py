@@ -32,6 +32,7 @@ from ddpsim.workload.model import Model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _PRINTED: dict[tuple[str, ...], str] = {}
+BF16 = "workload.precision=amp-bf16"  # float16 has a GradScaler, which waits for the device
 SERVER = "ddp.strategy=parameter_server"
 SHARDED = [f"ddp.strategy={name}" for name in ("zero1", "fully_shard", "hsdp")]
 NAIVE, FLAT, PER_PARAMETER = (
@@ -150,7 +151,7 @@ def test_local_sgd_sends_one_part_in_h_of_the_bytes(every: int) -> None:
 
 def test_the_mean_of_local_sgd_has_whole_periods() -> None:
     """20 iterations asked for, 21 simulated: 7 of 3 with an average in each."""
-    scenario = load("resnet50-8xa100", *local(3), "run.iterations=20")
+    scenario = load("resnet50-8xa100", *local(3), "run.iterations=20", BF16)
     assert resolve(scenario).program.iterations == 21
     result = ddpsim.simulate(scenario)
     timeline = ddpsim.observe(scenario)
@@ -219,7 +220,7 @@ def test_verbose_shows_the_first_ten_collectives(cli: Callable[..., Outcome]) ->
     assert [row.split("0-15")[1].strip() for row in rows] == [c.cause for c in listed[:10]]
     assert f"{len(listed) - 10} more" in title.splitlines()[11]
     assert len(above) == 1
-    assert short.startswith(above[0])
+    assert short.split("\n\n")[:2] == above[0].split("\n\n")[:2]
 
 
 def test_verbose_shows_sources_whole(cli: Callable[..., Outcome]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from shipped_scenarios import load as scenario
 
@@ -34,9 +36,12 @@ def test_where_nothing_fits_a_way_out_is_shown_that_does() -> None:
     )
     assert {size.fits for size in mended.sizes} == {True}
     assert mended.answer.global_batch == plan.answer.global_batch
-    assert "WARNING     no size fits in memory (needs about 169 GiB a GPU)" in render_plan(
-        plan, "f.yaml"
+    needed = re.search(
+        r"WARNING +no size fits in memory \(needs about (\d+) GiB a GPU\)",
+        render_plan(plan, "f.yaml"),
     )
+    assert needed
+    assert int(needed[1]) > 80
 
 
 def test_unknown_activations_are_said() -> None:
