@@ -36,10 +36,8 @@ def test_where_nothing_fits_a_way_out_is_shown_that_does() -> None:
     )
     assert {size.fits for size in mended.sizes} == {True}
     assert mended.answer.global_batch == plan.answer.global_batch
-    needed = re.search(
-        r"WARNING +no size fits in memory \(needs about (\d+) GiB a GPU\)",
-        render_plan(plan, "f.yaml"),
-    )
+    words = r"WARNING +no size fits in memory \(needs about (\d+) GiB a GPU\)"
+    needed = re.search(words, render_plan(plan, "f.yaml"))
     assert needed
     assert int(needed[1]) > 80
 
