@@ -79,6 +79,7 @@ def captured_text(path: Path) -> str:
     lines = [
         f"# {table['title']}, as `calibrate capture` recorded it",
         "schema: ddpsim/1",
+        f"name: {json.dumps(table['title'] + ' on 2 DGX H100')}",
         "workload:",
         f"  model: {json.dumps(str(path))}",
         f"  batch_per_rank: {only['only'] if only else _BATCH}    # samples of one micro-batch",
