@@ -101,7 +101,7 @@ class Kept:
         return sum(self.sizes[key] for key in self.saved)
 
     def own_bytes(self) -> list[int]:
-        """Of each block, what it alone keeps: its checkpoint would not."""
+        """Bytes that each block alone keeps for the backward, and its checkpoint would not."""
         own = [0] * len(self.blocks)
         for key, owner in self._owners().items():
             if owner is not None:

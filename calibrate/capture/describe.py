@@ -270,7 +270,7 @@ def _attention_backward(_: str, args: Sequence[Any], __: Any) -> Operator:
 
 
 def _attended(kind: Kind, query: Tensor, key: Tensor) -> Operator:
-    """Of samples x heads x tokens x width."""
+    """An attention of queries and keys, both of samples x heads x tokens x width."""
     count = query.shape[0] * query.shape[1]
     width, item_bytes = query.shape[3], query.element_size()
     return Operator(kind, count, query.shape[2], key.shape[2], width, item_bytes=item_bytes)

@@ -1,4 +1,4 @@
-"""Where a model to capture comes from: a user's function, which may take a batch and a size."""
+"""A model to capture, made by a user's function, which may take a batch and a size."""
 
 from __future__ import annotations
 

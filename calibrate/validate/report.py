@@ -134,7 +134,7 @@ class Case(_Part):
 
     @property
     def exposed_error(self) -> float | None:
-        """Of the exposed communication, over the measured iteration, without its sign.
+        """Error of the exposed communication over the measured iteration, without its sign.
 
         None where it was not measured.
         """

@@ -48,7 +48,7 @@ def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
 def with_pooled_noise(
     times: Mapping[tuple[int, ...], Sequence[Fitted]], runs: Sequence[Rounds]
 ) -> dict[tuple[int, ...], list[Fitted]]:
-    """The same times, each with the noise of an iteration of all variants with the same forward.
+    """Give each time the noise of an iteration of all variants with the same forward.
 
     They took turns on one machine, and few rounds of one say little of their own spread.
     """

@@ -78,7 +78,10 @@ def checked(document: Document) -> Scenario:
 
 
 def checked_job(document: Document, parts: Parts | None = None) -> Job:
-    """The same, ready to be simulated, of `parts` that other jobs may share."""
+    """A document as a job that can be simulated; other jobs may share its `parts`.
+
+    Raises ScenarioError.
+    """
     return _checked(document, parts)[1]
 
 
@@ -117,7 +120,7 @@ def predict(scenario: Scenario) -> Result:
 
 
 def predicted(job: Job) -> Result:
-    """The same of a job."""
+    """Predict one steady step of a job, without the next steps."""
     return _predicted(job, run(job.request()), "auto")
 
 

@@ -12,7 +12,7 @@ from math import exp, expm1, floor, inf, sqrt
 
 from ddpsim.reliability.operation import Operation
 
-__all__ = ["best_interval_s", "daly_interval_s", "daly_mean_s", "mean_s", "young_interval_s"]
+__all__ = ["best_interval_s", "daly_interval_s", "mean_s", "young_interval_s"]
 
 _STEPS = 60  # of Newton, which needs about five
 
@@ -40,14 +40,6 @@ def mean_s(run: Operation) -> float:
     rest_s = work_s - write_s - whole * segment_s
     later = (whole - 1) * expm1(segment_s / mtbf_s) + expm1(rest_s / mtbf_s)
     return spent_s + loaded_s * later
-
-
-def daly_mean_s(
-    steps_s: float, interval_s: float, save_s: float, restart_s: float, mtbf_s: float
-) -> float:
-    """Daly 2006, equation 13: steps of `steps_s` in all, saved every `interval_s` of them."""
-    segments = steps_s / interval_s
-    return mtbf_s * exp(restart_s / mtbf_s) * expm1((interval_s + save_s) / mtbf_s) * segments
 
 
 def young_interval_s(save_s: float, mtbf_s: float) -> float:

@@ -114,20 +114,16 @@ def test_the_action_checks_what_has_changed(tmp_path: Path) -> None:
         f"git init -q . && git {identity} commit -q --allow-empty -m one && BASE=HEAD && git add ."
     )
     path = f"PATH={tmp_path}:$PATH REQUIRE='step < 1 s' FILES=''"
-    done = subprocess.run(
-        ["bash", "-ec", f"{start}; export {path} BASE; {step['run']}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "no scenario has changed\n"  # it is not committed
-    commit = f"git {identity} commit -q -m two; BASE=HEAD^"
-    done = subprocess.run(
-        ["bash", "-ec", f"{commit}; export {path} BASE; {step['run']}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "check new.yaml --require step < 1 s\n"
+
+    def said_after(before: str) -> str:
+        return subprocess.run(
+            ["bash", "-ec", f"{before}; export {path} BASE; {step['run']}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert said_after(start) == "no scenario has changed\n"  # it is not committed
+    committed = said_after(f"git {identity} commit -q -m two; BASE=HEAD^")
+    assert committed == "check new.yaml --require step < 1 s\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from math import exp, expm1
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from ddpsim.errors import InputError
 from ddpsim.reliability.closed_form import (
     best_interval_s,
     daly_interval_s,
-    daly_mean_s,
     mean_s,
     young_interval_s,
 )
@@ -21,6 +21,14 @@ from ddpsim.reliability.many_runs import Draws, simulate_runs
 from ddpsim.reliability.operation import Operation
 
 SETTINGS = 1000
+
+
+def daly_mean_s(
+    steps_s: float, interval_s: float, save_s: float, restart_s: float, mtbf_s: float
+) -> float:
+    """Daly 2006, equation 13: steps of `steps_s` in all, saved every `interval_s` of them."""
+    segments = steps_s / interval_s
+    return mtbf_s * exp(restart_s / mtbf_s) * expm1((interval_s + save_s) / mtbf_s) * segments
 
 
 def drawn() -> Iterator[tuple[Operation, float, float]]:

@@ -34,7 +34,7 @@ class Fractions(NamedTuple):
 
     @classmethod
     def of(cls, device: Device) -> Fractions:
-        """Those of a device."""
+        """The fractions of its peak rates that a device reaches, and its shortest kernel."""
         rates = device.peak_flops_per_s
         return cls(
             {rate: device.efficiency(rate) for rate in rates},

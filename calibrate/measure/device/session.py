@@ -217,7 +217,7 @@ class _Session:
 
 
 def _flops(case: Case) -> float:
-    """Of a step's products."""
+    """FLOPs of a step's products and convolutions."""
     step = _step(case)
     return float(sum(one.flops for row in step.rows for one in row))
 

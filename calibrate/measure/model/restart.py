@@ -76,7 +76,7 @@ def measure_restart(options: RestartOptions) -> None:
 
 
 def measure_restart_locally(ranks: int, options: RestartOptions) -> None:
-    """The same in a job of ranks that are started here."""
+    """Measure a restart and checkpoints by `ranks` ranks that are started on this machine."""
     asked = options.model_dump_json()
     local(ranks, "calibrate.measure.model.restart", asked, kept=_NOTHING_KEPT)
 

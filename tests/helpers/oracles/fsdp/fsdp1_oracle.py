@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -52,13 +53,8 @@ def logged(calls: Calls) -> Iterator[None]:
 
         return call
 
-    for name in real:
-        setattr(dist, name, watched(name))
-    try:
+    with patch.multiple(dist, **{name: watched(name) for name in real}):
         yield
-    finally:
-        for name, function in real.items():
-            setattr(dist, name, function)
 
 
 def wrapped(module: Any, units: Any, options: dict[str, Any], mesh: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -50,13 +51,8 @@ def logged(calls: Calls) -> Iterator[None]:
 
         return call
 
-    for name in real:
-        setattr(dist, name, watched(name))
-    try:
+    with patch.multiple(dist, **{name: watched(name) for name in real}):
         yield
-    finally:
-        for name, function in real.items():
-            setattr(dist, name, function)
 
 
 def observe(
