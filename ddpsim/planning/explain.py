@@ -23,7 +23,6 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.load import parse
-from ddpsim.scenario.schema import Scenario
 from ddpsim.settings import Setting
 from ddpsim.units import format_duration
 
@@ -53,12 +52,14 @@ def explain_step(document: Document) -> Explanation:
         result = simulate(scenario)
         told.known = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
         told.advance()
-        sensitive = tuple(sensitivities(resolve(scenario)))
+        job = resolve(scenario)
+        sensitive = tuple(sensitivities(job))
         told.known += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
         told.advance()
         helps = _helps(document, result)
         told.advance()
-    phases = tuple(_phases(result.critical_path, _words_of(scenario)))
+    words = {**_WORDS, **job.program.strategy.phases}
+    phases = tuple(_phases(result.critical_path, words))
     return Explanation(result, phases, sensitive, helps)
 
 
@@ -186,72 +187,6 @@ _WORDS = {
     "stall": "standing still",
     "host": "waiting for the host",
 }
-
-
-_DATA_PARALLEL = {
-    "buffers": "inputs, parameters and buffers sent from GPU 0 to the others",
-    "all_reduce": "gradients reduced to GPU 0",
-}
-
-
-_ONE_BY_ONE = {
-    "backward": "backward",
-    "copy_back": "divisions after the all-reduces",
-    "all_reduce": "all-reduces of gradients, one after another",
-}
-_SHARDED = {
-    "backward": "backward, with the gradients' copies",
-    "unshard": "copies of gathered parameters",
-    "all_gather": "all-gathers of parameters",
-    "reduce_scatter": "reduce-scatters of gradients",
-}
-_OF_STRATEGY: dict[str, dict[str, str]] = {
-    "ddp": {},
-    "zero1": {"buffers": "broadcasts of parameters and buffers"},
-    "naive": _ONE_BY_ONE,
-    "naive_flat": {
-        "backward": "backward, with the gradients' copies into one tensor",
-        "copy_back": "the division, and copies back to gradients",
-        "all_reduce": "the all-reduce of all gradients",
-    },
-    "per_parameter": _ONE_BY_ONE,
-    "parameter_server": {
-        "backward": "backward",
-        "copy_back": "divisions on the servers",
-        "reduce": "gradients reduced to their servers",
-        "broadcast": "parameters sent from their servers",
-    },
-    "distributed_optimizer": {
-        "backward": "backward, with the gradients' additions to buffers",
-        "reduce_scatter": "reduce-scatters of gradients",
-        "all_gather": "all-gathers of updated parameters",
-    },
-    "deepspeed": {
-        "backward": "backward, with the gradients' copies into buckets",
-        "all_reduce": "reductions of gradients",
-        "reduce": "gradients reduced to the ranks that optimize them",
-        "all_gather": "the all-gather of updated parameters",
-    },
-    "fully_shard": _SHARDED,
-    "hsdp": _SHARDED | {"all_reduce": "all-reduces of gradients between nodes"},
-    "fsdp1": _SHARDED | {"all_reduce": "all-reduces of gradients"},
-    "local_sgd": {
-        "backward": "backward",
-        "all_reduce": "the average of the parameters",
-        "averaging": "copies of the parameters for their average",
-    },
-}
-
-
-def _words_of(scenario: Scenario) -> Mapping[str, str]:
-    if scenario.cluster.algorithm == "data_parallel":
-        return _WORDS | _DATA_PARALLEL
-    words = _WORDS | _OF_STRATEGY[scenario.ddp.strategy]
-    if scenario.ddp.overlaps_optimizer:
-        words |= {"comm_hook": "optimizers of buckets, in DDP's hook"}
-    if scenario.copies_through_host:
-        words |= {"comm_hook": "gloo's copies from the host back to the GPU"}
-    return words
 
 
 def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:

@@ -23,8 +23,9 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.costs import COUNTED_S, PYTHON_COLLECTIVE_S
-from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
+from ddpsim.strategies.select import select, without_backward, without_data_parallelism
 from ddpsim.strategies.training_loop.around_steps import STAGED_BYTES_PER_S, input_rate
 from ddpsim.units import format_bytes_per_s, format_duration, to_ns
 from ddpsim.workload.arithmetic import arithmetic_of
@@ -65,9 +66,9 @@ def compile_program(
     `overheads`: DDP's own cost where it was measured; `ddp_factor`: all of it takes so many times
     as long; `host_factor`: so does everything that the host does.
     """
-    asked = Asked(scenario, model, overheads, ddp_factor, host_factor)
+    context = StrategyContext(scenario, model, overheads, ddp_factor, host_factor)
     made = without_backward if evaluates else select if ddp else without_data_parallelism
-    strategy = made(asked)
+    strategy = made(context)
     is_gloo = scenario.ddp.backend == "gloo"
     return Program(
         strategy,

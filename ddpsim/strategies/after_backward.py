@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpsim.strategies.all_reduces import AllReduce
+from ddpsim.strategies.all_reduces import ONE_BY_ONE, AllReduce
 from ddpsim.strategies.instructions import Await, Instruction, compute
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.workload.model import Model
 
 __all__ = ["AfterBackward", "FlatAfterBackward"]
+
+_FLAT_PHASES = {
+    "backward": "backward, with the gradients' copies into one tensor",
+    "copy_back": "the division, and copies back to gradients",
+    "all_reduce": "the all-reduce of all gradients",
+}
 
 
 class AfterBackward(Strategy):
@@ -20,6 +26,7 @@ class AfterBackward(Strategy):
     """
 
     reduced = "gradient"
+    phases = ONE_BY_ONE
 
     def __init__(self, work: ModelWork, all_reduces: tuple[AllReduce, ...]) -> None:
         self._work = work
@@ -44,6 +51,7 @@ class FlatAfterBackward(AfterBackward):
     """All gradients of a dtype are copied into one tensor, which is reduced and copied back."""
 
     reduced = "flat tensor"
+    phases = _FLAT_PHASES
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; the flat tensors are there beside the gradients."""

@@ -17,7 +17,13 @@ from ddpsim.strategies.strategy import Bucket
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
-__all__ = ["AllReduce", "AllReduces"]
+__all__ = ["ONE_BY_ONE", "AllReduce", "AllReduces"]
+
+ONE_BY_ONE = {  # phases of a loop that reduces each gradient on its own
+    "backward": "backward",
+    "copy_back": "divisions after the all-reduces",
+    "all_reduce": "all-reduces of gradients, one after another",
+}
 
 _AVERAGE = -5  # a number beside those of a step's other collectives
 

@@ -21,6 +21,11 @@ from ddpsim.workload.model import Model
 
 __all__ = ["DataParallel"]
 
+_PHASES = {
+    "buffers": "inputs, parameters and buffers sent from GPU 0 to the others",
+    "all_reduce": "gradients reduced to GPU 0",
+}
+
 # torch 2.13's replicate() on one core of an EPYC, without its broadcast: 12 us a tensor and GPU
 # (transformers of 72 to 288 parameters, convolutions with batch norm of 60 to 450, 2 to 8 GPUs)
 _REPLICATE_S = 12e-6
@@ -37,6 +42,7 @@ class DataParallel(Strategy):
     """
 
     broadcast = "what GPU 0 sends"
+    phases = _PHASES
 
     def __init__(
         self,

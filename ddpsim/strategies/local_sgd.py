@@ -15,6 +15,12 @@ from ddpsim.workload.model import Model
 
 __all__ = ["LocalSgd"]
 
+_PHASES = {
+    "backward": "backward",
+    "all_reduce": "the average of the parameters",
+    "averaging": "copies of the parameters for their average",
+}
+
 _AVERAGES, _ALONE = 0, 1
 
 
@@ -25,6 +31,7 @@ class LocalSgd(Strategy):
     """
 
     reduced = "average of the parameters"
+    phases = _PHASES
 
     def __init__(self, work: ModelWork, average: AllReduce, every: int) -> None:
         self._work = work

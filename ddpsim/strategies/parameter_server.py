@@ -20,6 +20,13 @@ from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["ParameterServer"]
 
+_PHASES = {
+    "backward": "backward",
+    "copy_back": "divisions on the servers",
+    "reduce": "gradients reduced to their servers",
+    "broadcast": "parameters sent from their servers",
+}
+
 
 @dataclass(frozen=True)
 class ParameterServer(Strategy):
@@ -38,6 +45,7 @@ class ParameterServer(Strategy):
     share: float
     broadcast: str = "the parameters that servers send"
     reduced: str = "gradient"
+    phases = _PHASES
 
     @classmethod
     def of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpsim.strategies.all_reduces import AllReduce
+from ddpsim.strategies.all_reduces import ONE_BY_ONE, AllReduce
 from ddpsim.strategies.instructions import (
     Await,
     Instruction,
@@ -28,6 +28,7 @@ class PerParameter(Strategy):
     """
 
     reduced = "gradient"
+    phases = ONE_BY_ONE
 
     def __init__(
         self, work: ModelWork, all_reduces: tuple[AllReduce, ...], *, no_sync: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class Strategy(ABC):
 
     broadcast: str = "the buffers' broadcast"  # what a broadcast sends, in words
     reduced: str = "bucket"  # what an all-reduce of gradients sends, in words
+    phases: Mapping[str, str] = {}  # kinds of work on a critical path, in words
 
     @property
     def kinds(self) -> int:

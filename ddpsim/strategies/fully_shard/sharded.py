@@ -29,6 +29,14 @@ from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["Reduced", "Sharded", "WalkedStep", "passes_of"]
 
+_PHASES = {
+    "backward": "backward, with the gradients' copies",
+    "unshard": "copies of gathered parameters",
+    "all_gather": "all-gathers of parameters",
+    "reduce_scatter": "reduce-scatters of gradients",
+    "all_reduce": "all-reduces of gradients",
+}
+
 
 class Reduced(Protocol):
     """A unit whose gradients are reduced together: its parameters, and the bytes sent of them."""
@@ -82,6 +90,8 @@ class Sharded(Strategy):
     replicas: int
     all_reduce_ns: int
     offloads: bool
+
+    phases = _PHASES
 
     @abstractmethod
     def begun(self) -> WalkedStep:

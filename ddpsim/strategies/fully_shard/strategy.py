@@ -31,6 +31,7 @@ class FullyShard(Sharded):
     waits_between: bool
     all_reduces_between: bool
     reduced: str = "reduce-scatter"
+    phases = Sharded.phases | {"all_reduce": "all-reduces of gradients between nodes"}
 
     @classmethod
     def of(

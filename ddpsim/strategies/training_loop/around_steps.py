@@ -48,6 +48,7 @@ class Around(Strategy):
     def __init__(self, inner: Strategy) -> None:
         self._inner = inner
         self.broadcast, self.reduced = inner.broadcast, inner.reduced
+        self.phases = inner.phases
 
     @property
     def kinds(self) -> int:
@@ -207,6 +208,7 @@ class ThroughHost(Around):
 
     def __init__(self, inner: Strategy, ranks: int, device: Device, ticks: Ticks) -> None:
         super().__init__(inner)
+        self.phases = {**inner.phases, "comm_hook": "gloo's copies from the host back to the GPU"}
         self._ranks = ranks
         self._device = device
         self._ticks = ticks

@@ -37,6 +37,13 @@ from ddpsim.workload.model import ITEM_BYTES, Model, joined
 
 __all__ = ["DeepSpeed", "with_counting"]
 
+_PHASES = {
+    "backward": "backward, with the gradients' copies into buckets",
+    "all_reduce": "reductions of gradients",
+    "reduce": "gradients reduced to the ranks that optimize them",
+    "all_gather": "the all-gather of updated parameters",
+}
+
 _MASTER_BYTES = 4
 _NORM = -1
 
@@ -92,6 +99,7 @@ class DeepSpeed(Strategy):
     partitions: bool
     overlaps: bool
     reduced: str = "reduction"
+    phases = _PHASES
 
     @classmethod
     def of(

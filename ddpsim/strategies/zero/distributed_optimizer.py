@@ -38,6 +38,12 @@ __all__ = [
     "with_forward_parts",
 ]
 
+_PHASES = {
+    "backward": "backward, with the gradients' additions to buffers",
+    "reduce_scatter": "reduce-scatters of gradients",
+    "all_gather": "all-gathers of updated parameters",
+}
+
 _LEAST_ELEMENTS, _LEAST_A_RANK = 40_000_000, 1_000_000  # of a bucket
 _ALIGNED_PARAMETER, _ALIGNED_BUCKET = 64, 128  # elements
 _Buckets = list[tuple[tuple[int, ...], int]]
@@ -112,6 +118,7 @@ class DistributedOptimizer(Strategy):
     overlaps_reduce: bool
     overlaps_gather: bool
     reduced: str = "reduce-scatter"
+    phases = _PHASES
 
     @classmethod
     def of(

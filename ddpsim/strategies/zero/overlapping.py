@@ -26,6 +26,11 @@ from ddpsim.workload.optimizer import functional_work
 
 __all__ = ["Overlapping", "Updates"]
 
+_PHASES = {
+    "buffers": "broadcasts of parameters and buffers",
+    "comm_hook": "optimizers of buckets, in DDP's hook",
+}
+
 
 class _Update(NamedTuple):
     """A bucket's optimizer, and what is sent of it.
@@ -127,6 +132,7 @@ class Overlapping(Strategy):
     share: float
     interleaved: bool
     broadcast: str = "the broadcasts of updated parameters"
+    phases = _PHASES
 
     @classmethod
     def of(

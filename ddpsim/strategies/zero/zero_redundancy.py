@@ -21,6 +21,8 @@ from ddpsim.workload.model import Model, Parameter, Work
 
 __all__ = ["ZeroRedundancy", "largest_part", "partition", "spread"]
 
+_PHASES = {"buffers": "broadcasts of parameters and buffers"}
+
 _Partition = tuple[tuple[int, ...], ...]
 
 
@@ -74,6 +76,7 @@ class ZeroRedundancy(Strategy):
     launch_ns: int
     share: float
     broadcast: str = "the broadcasts of updated parameters"
+    phases = _PHASES
 
     @classmethod
     def of(
