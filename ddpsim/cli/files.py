@@ -188,16 +188,21 @@ def explain(
 
 def _explain_name(name: str) -> str:
     """A scenario's key, wherever it stands, or a cause of `diagnose`; raises BadParameter."""
+    from inspect import getdoc
     from textwrap import fill
 
     from ddpsim.diagnosis.hypotheses import explained
     from ddpsim.glossary import TERMS
     from ddpsim.report.lines import screen_width
     from ddpsim.scenario.load import all_keys, keys_named
+    from ddpsim.scenario.other_strategies import factory_of, other_strategies
     from ddpsim.scenario.suggest import did_you_mean
 
     found = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
     found += explained(name)
+    if name in other_strategies():
+        with input_errors():
+            found.append(f"{name}: {getdoc(factory_of(name)) or 'a strategy of another package'}")
     if not found:
         known = all_keys() if "." in name else TERMS
         hint = did_you_mean(name, known)

@@ -31,6 +31,7 @@ from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
+from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
@@ -270,7 +271,7 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
 
 def _as_ddp(ddp: Ddp) -> tuple[str, ...]:
     """DDP, without options of another strategy."""
-    drops = (f"ddp.{key}=null" for key in OF_STRATEGIES if getattr(ddp, key))
+    drops = (f"ddp.{key}=null" for key in (*OF_STRATEGIES, "options") if getattr(ddp, key))
     return ("ddp.strategy=ddp", *drops)
 
 
@@ -303,6 +304,9 @@ def each_strategy(
     yield option(document, *server, title="parameter_server", note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}", *synced)
     yield option(document, *local, title=f"local_sgd, every={_EVERY}", note="another training")
+    for name in other_strategies():
+        settings = (f"ddp.strategy={name}", *synced)
+        yield option(document, *settings, title=name, note="of another package")
     for settings in shardings(scenario, sharding, rounds=True):
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)

@@ -134,7 +134,7 @@ class Parts:
         of_ddp = (
             *(ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync),
             *(ddp.fully_shard, ddp.fsdp1, ddp.powers, ddp.parameter_server, _shards(scenario)),
-            *(ddp.distributed_optimizer, ddp.deepspeed, _overlapped(ddp)),
+            *(ddp.distributed_optimizer, ddp.deepspeed, ddp.options, _overlapped(ddp)),
         )
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)

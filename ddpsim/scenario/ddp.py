@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.options.ddp_values import (
     FAILS_ON_GLOO,
-    KNOWN_STRATEGY,
     BucketCaps,
     CommHook,
     KnownTorch,
@@ -27,6 +26,7 @@ from ddpsim.scenario.options.loops import (
     PostLocalSgd,
 )
 from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy
+from ddpsim.scenario.other_strategies import other_strategies
 
 __all__ = ["OF_STRATEGIES", "Ddp"]
 
@@ -52,6 +52,13 @@ _OF_DDP_ALONE = (
 )
 
 
+class OtherOptions(Spec):
+    """Keyword arguments of a strategy that another package brings."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, bool | int | float | str]
+
+
 class Ddp(Spec):
     """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
@@ -59,7 +66,7 @@ class Ddp(Spec):
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
     torch: KnownTorch = Field("2.15", description="the version whose rules are followed")
-    strategy: Annotated[StrategyName, KNOWN_STRATEGY] = Field(
+    strategy: StrategyName = Field(
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
         "of all gradients, or of buckets, after it; per_parameter: one a gradient, from its hook; "
@@ -68,7 +75,8 @@ class Ddp(Spec):
         "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
         "all-reduce between nodes; fsdp1: FullyShardedDataParallel, the older FSDP; zero1: ddp "
         "with ZeroRedundancyOptimizer; distributed_optimizer: ZeRO-1 of Megatron, with "
-        "reduce-scatters and all-gathers; deepspeed: ZeRO-1 and ZeRO-2 of DeepSpeed",
+        "reduce-scatters and all-gathers; deepspeed: ZeRO-1 and ZeRO-2 of DeepSpeed; or one that "
+        "another package brings",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     parameter_server: ParameterServers | None = Field(
@@ -89,6 +97,9 @@ class Ddp(Spec):
     )
     deepspeed: DeepSpeed | None = Field(
         None, description="of strategy: deepspeed; omitted: DeepSpeed's defaults, stage 1"
+    )
+    options: OtherOptions | None = Field(
+        None, description="of a strategy that another package brings: its keyword arguments"
     )
     bucket_cap_mb: BucketCaps = Field(
         None,
@@ -294,6 +305,8 @@ class Ddp(Spec):
     def _strategy_is_whole(self) -> Ddp:
         if self.strategy == "local_sgd" and self.local_sgd is None:
             raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
+        if self.options and self.strategy not in other_strategies():
+            raise fail(f"is of a strategy of another package, not {self.strategy}", "options")
         for key, strategies in OF_STRATEGIES.items():
             if self.strategy not in strategies and getattr(self, key) is not None:
                 of = " or ".join(strategies)

@@ -14,4 +14,43 @@ A strategy yields the instructions of a step; the engines carry them out and kno
 - `data_parallel`: torch.nn.DataParallel, one process for all GPUs of a machine
 - `single_device`: the model alone, with nobody to share gradients with
 - `select`: the strategy that a scenario asks for
+
+What is imported here is what a strategy of another package needs.
 """
+
+from ddpsim.cluster.transfers import Operation
+from ddpsim.errors import InputError
+from ddpsim.scenario.other_strategies import register
+from ddpsim.strategies.context import StrategyContext
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Record,
+    Synchronize,
+    compute,
+    compute_all,
+)
+from ddpsim.strategies.strategy import Bucket, Strategy
+
+__all__ = [
+    "Await",
+    "Bucket",
+    "Communicate",
+    "Compute",
+    "InputError",
+    "Instruction",
+    "LoadBatch",
+    "Mark",
+    "Operation",
+    "Record",
+    "Strategy",
+    "StrategyContext",
+    "Synchronize",
+    "compute",
+    "compute_all",
+    "register",
+]

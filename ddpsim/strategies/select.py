@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.hooks import DdpMixedPrecision
 from ddpsim.scenario.options.training_loop import InputCopy
+from ddpsim.scenario.other_strategies import factory_of
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.buckets import stated_caps
@@ -270,10 +272,26 @@ STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
 def select(context: StrategyContext) -> Strategy:
     """The strategy of a scenario."""
     name, gpus = strategy_name(context.scenario), context.scenario.cluster.gpus_per_node
-    strategy, cluster = STRATEGIES[name](context), context.scenario.cluster
+    strategy, cluster = _built(name, context), context.scenario.cluster
     if context.scenario.copies_through_host:
         strategy = ThroughHost(strategy, cluster.world_size, cluster.device, context.ticks)
     return _in_loop(strategy, context, gpus if name == "data_parallel" else 1)
+
+
+def _built(name: str, context: StrategyContext) -> Strategy:
+    """A strategy of ours, or of another package; raises InputError for options it does not take."""
+    if name in STRATEGIES:
+        return STRATEGIES[name](context)
+    factory, stated = factory_of(name), context.scenario.ddp.options
+    options = stated.model_extra or {} if stated else {}
+    try:
+        signature(factory).bind(context, **options)
+    except TypeError as error:
+        raise InputError("ddp.options", f"strategy {name}: {error}") from None
+    made = factory(context, **options)
+    if not isinstance(made, Strategy):
+        raise InputError("ddp.strategy", f"{name} makes {type(made).__name__}, and no Strategy")
+    return made
 
 
 def without_backward(context: StrategyContext) -> Strategy:

@@ -59,7 +59,7 @@ def test_every_format_is_described() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "python.md").read_text("utf-8")
-    assert set(re.findall(r"^::: ddpsim\.(\w+)", page, re.MULTILINE)) == set(ddpsim.__all__)
+    assert set(re.findall(r"^::: ddpsim\.(\w+)$", page, re.MULTILINE)) == set(ddpsim.__all__)
 
 
 def test_the_generated_reference_explains_all_that_it_lists() -> None:

@@ -26,6 +26,7 @@ from typer.main import get_command
 
 import calibrate.cli
 import ddpsim
+from ddpsim.scenario import other_strategies
 from ddpsim.scenario.starters import preset_text
 
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
@@ -78,7 +79,7 @@ class Reader:
     def _formula(self, text: str) -> None:
         """Nothing to run."""
 
-    _csv = _log = _formula
+    _csv = _log = _toml = _formula
 
     def _sh(self, text: str) -> None:
         for line in text.replace("\\\n", " ").splitlines():
@@ -233,6 +234,7 @@ def page_name(path: Path) -> str:
 @pytest.fixture
 def reader(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(other_strategies, "_registered", {})  # those of one page alone
     monkeypatch.syspath_prepend(tmp_path)
     write_trace(tmp_path / "rank0.pt.trace.json.gz")
     return Reader(cli)

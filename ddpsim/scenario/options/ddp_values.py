@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import shown
+from ddpsim.scenario.other_strategies import other_strategies
 
 __all__ = [
     "FAILS_ON_GLOO",
-    "KNOWN_STRATEGY",
     "BucketCaps",
     "CommHook",
     "KnownTorch",
@@ -28,7 +29,7 @@ CommHook = Literal[
     "quantization_perchannel",
     "top_k",
 ]
-StrategyName = Literal[
+_OWN_STRATEGIES = (
     "ddp",
     "naive",
     "naive_flat",
@@ -41,7 +42,7 @@ StrategyName = Literal[
     "fully_shard",
     "hsdp",
     "fsdp1",
-]
+)
 # seen with torch 2.13 and two processes on CPUs
 FAILS_ON_GLOO = {
     "quantization_pertensor": "stops with gloo in an IndexError: an all-gather's result is a list "
@@ -81,13 +82,26 @@ _OTHER_NAMES = {  # of strategies, by what others call them
 
 def _known_strategy(value: Any) -> Any:
     """A strategy's name; of one that others call otherwise, its name here."""
-    squashed = value.lower().replace("-", "").replace("_", "") if isinstance(value, str) else ""
+    if value in _OWN_STRATEGIES or not isinstance(value, str):
+        return value
+    squashed = value.lower().replace("-", "").replace("_", "")
     if squashed in _OTHER_NAMES:
         raise ValueError(f"{shown(value)} has another name here: write {_OTHER_NAMES[squashed]}")
-    return value
+    others = other_strategies()
+    if value in others:
+        return value
+    expected = ", ".join(map(repr, (*_OWN_STRATEGIES, *others)))
+    raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
-KNOWN_STRATEGY = BeforeValidator(_known_strategy)
+_STRATEGY_SCHEMA = {
+    "anyOf": [
+        {"enum": list(_OWN_STRATEGIES)},
+        {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$", "description": "of an installed package"},
+    ],
+    "type": "string",
+}
+StrategyName = Annotated[str, BeforeValidator(_known_strategy), WithJsonSchema(_STRATEGY_SCHEMA)]
 
 
 def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
