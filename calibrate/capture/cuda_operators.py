@@ -1,4 +1,4 @@
-"""The operators that CUDA runs where a CPU runs others: autocast's casts, fused attention, dropout.
+"""The operators that CUDA runs where a CPU runs others: casts, fused attention, dropout, RNNs.
 
 They are put in below torch's Python and above autograd, where CUDA's own autocast stands: an
 autocast key of the dispatcher that no device here uses, whose kernels cast and call on. The lists
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.describe import names_of
+from calibrate.capture.recurrent import RECURRENT, cudnn_rnn
 
 __all__ = ["cuda_operators"]
 
@@ -169,6 +170,20 @@ def _attention(
     return masked
 
 
+def _recurrent(mode: int) -> Callable[..., Any]:
+    """cuDNN's operator in place of a layer; autocast takes all of it to the lower precision.
+
+    Source: aten/src/ATen/cudnn/AutocastRNN.cpp.
+    """
+
+    def run(_: Any, args: Any, kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cuda"):
+            args = _all_cast(args, torch.get_autocast_dtype("cuda"))
+        return cudnn_rnn(mode, (*args, *kwargs.values()))
+
+    return run
+
+
 @cache
 def _library() -> tuple[Any, ...]:
     """The kernels, put in once; they run only inside `cuda_operators`."""
@@ -195,6 +210,8 @@ def _library() -> tuple[Any, ...]:
         for name in names:
             put(name, kernel)
     put("dropout", _dropout, casts=False)
+    for name, mode in RECURRENT.items():
+        put(name, _recurrent(mode), casts=False)
     put(
         "scaled_dot_product_attention",
         lambda _, args, kwargs: _attention(*args, **kwargs),
@@ -227,9 +244,11 @@ def cuda_operators() -> Iterator[None]:
         # what is run again is run under the autocast that it was run under
         stack.enter_context(patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"))
         if "transformers" in sys.modules:
-            # it looks at the values of position_ids for packed sequences, and there are none
-            probe = "transformers.masking_utils.find_packed_sequence_indices"
-            stack.enter_context(patch(probe, lambda *_: None))
+            # it looks for packed sequences and padding, and there are neither
+            masks = "transformers.masking_utils"
+            stack.enter_context(patch(f"{masks}.find_packed_sequence_indices", lambda *_: None))
+            if hasattr(sys.modules["transformers"].masking_utils, "fast_all"):
+                stack.enter_context(patch(f"{masks}.fast_all", lambda *_: True))
         stack.callback(_CASTS.clear)
         stack.callback(_use_key, used=False)
         _use_key(used=True)

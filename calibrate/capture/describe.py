@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from calibrate.capture.recurrent import backward_operators, forward_operators
 from calibrate.capture.shapes import operands
 from ddpsim.workload.operators import Kind, Operator
 
@@ -128,6 +129,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return []
     if name == "convolution_backward":
         return _convolution_backward(args, written)
+    if (recurrent := _RECURRENT.get(name)) is not None:
+        return recurrent(args)
     read_bytes, written_bytes = _read_bytes(name, args, kwargs, out), _bytes(written)
     if (described := _MULTIPLYING.get(name)) is not None:
         dimensions = described(name, args, out)
@@ -276,6 +279,7 @@ def _attended(kind: Kind, query: Tensor, key: Tensor) -> Operator:
     return Operator(kind, count, query.shape[2], key.shape[2], width, item_bytes=item_bytes)
 
 
+_RECURRENT = {"_cudnn_rnn": forward_operators, "_cudnn_rnn_backward": backward_operators}
 _ATTENTIONS = ("flash", "efficient", "cudnn")
 _MULTIPLYING: dict[str, Callable[[str, Sequence[Any], Any], Operator]] = {
     **dict.fromkeys(_MULTIPLIED, _product),

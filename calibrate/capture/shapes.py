@@ -6,6 +6,7 @@ stays real where it is small, so that code may look at its values (`torch.linspa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from calibrate.capture.recurrent import backward_shapes, forward_shapes
 
 __all__ = [
     "META",
@@ -109,10 +112,8 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator on shapes; raises NoValuesError where it needs more."""
-    if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001 - it has no public name
-        return _grouped_product(*args, **kwargs)
     try:
-        return func(*args, **kwargs)
+        return _OWN.get(func, func)(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
         name = func._schema.name  # noqa: SLF001 - it has no public name
         if torch.Tag.data_dependent_output in func.tags:
@@ -138,6 +139,14 @@ def _grouped_product(
         groups = left.shape[0] if left.dim() == 3 or ends is None else ends.shape[0]
         shape = (groups, *shape)
     return torch.empty(shape, dtype=out_dtype or left.dtype, device=META)
+
+
+# where torch has no shape function, or one that leaves something out: what cuDNN keeps
+_OWN: dict[Any, Any] = {
+    torch.ops.aten._grouped_mm.default: _grouped_product,  # noqa: SLF001 - they have no public name
+    torch.ops.aten._cudnn_rnn.default: forward_shapes,  # noqa: SLF001
+    torch.ops.aten._cudnn_rnn_backward.default: backward_shapes,  # noqa: SLF001
+}
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -200,13 +209,26 @@ def without_memory(tree: Any) -> Any:
 
 
 def drop_memory(model: nn.Module) -> None:
-    """Take the memory of a model's parameters and buffers; each stays the object that it is."""
+    """Take the memory of a model's parameters and buffers; each stays the object that it is.
+
+    But those that are weakly referenced, as a recurrent layer's are: torch swaps none of them.
+    """
     for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
         if not tensor.is_meta and not is_lazy(tensor):
             bare = _empty(tensor)
             if isinstance(tensor, nn.Parameter):
                 bare = nn.Parameter(bare, tensor.requires_grad)
-            torch.utils.swap_tensors(tensor, bare)  # type: ignore[no-untyped-call]
+            if weakref.getweakrefs(tensor):
+                _replace(model, tensor, bare)
+            else:
+                torch.utils.swap_tensors(tensor, bare)  # type: ignore[no-untyped-call]
+
+
+def _replace(model: nn.Module, tensor: Tensor, bare: Tensor) -> None:
+    for module in model.modules():
+        for name, held in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - as they are held
+            if held is tensor:
+                setattr(module, name, bare)
 
 
 def _empty(tensor: Tensor) -> Tensor:

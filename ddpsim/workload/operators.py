@@ -23,10 +23,11 @@ Kind = Literal[
     "embedding",
     "embedding_backward",
     "other",
+    "recurrence",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # those that have dimensions of a matrix product
-MULTIPLYING: frozenset[Kind] = frozenset(KINDS[:6])
+MULTIPLYING: frozenset[Kind] = frozenset((*KINDS[:6], "recurrence"))
 
 
 class Operator(NamedTuple):
@@ -38,8 +39,9 @@ class Operator(NamedTuple):
     pixels, n = input channels of a group, k = output channels of a group x kernel elements; for the
     weight's m = output channels of a group, n = input channels of a group x kernel elements,
     k = samples x output pixels. A transposed convolution is named as the direction that it runs in.
-    Attention: `count` samples x heads, m queries, n keys, k the width of a head. All are 0 for
-    other kinds.
+    Attention: `count` samples x heads, m queries, n keys, k the width of a head. A recurrence is
+    `count` products one after another, each with its pointwise operators, and `kernel` all its
+    kernels. All are 0 for other kinds.
     `kernel`: elements of the convolution's window; `stride`: its largest. `flops`: 2 for each
     multiply-add. Bytes are those of distinct memory at its own dtype: a broadcast operand counts
     once. `item_bytes`: of an element that is multiplied, or of the largest tensor. A recording has

@@ -36,6 +36,17 @@ def test_a_core_takes_flops_and_bytes_at_its_rates() -> None:
     assert core.work(added).device_s == pytest.approx(1024 / bandwidth)
 
 
+def test_the_steps_of_a_recurrence_follow_each_other() -> None:
+    """Each takes as long as its product, and the host launches all their kernels."""
+    gpu = law("fp32", kernel_floor_s=0.0)
+    step = Operator("product", 1, 64, 4096, 1024, 1, 1, 2**29, 2**24, 2**20, 4)
+    moved = {"bytes_read": 2**24 * 50, "bytes_written": 2**20 * 50}
+    steps = step._replace(kind="recurrence", count=50, kernel=100, flops=50 * 2**29, **moved)
+    found = gpu.work(steps)
+    assert found.device_s == pytest.approx(50 * gpu.work(step).device_s)
+    assert found.kernels == 100
+
+
 @pytest.mark.parametrize("kind", ["attention", "attention_backward"])
 def test_attention_that_is_written_out_has_its_products(kind: Any) -> None:
     """Backward four, as the scores are not computed anew."""

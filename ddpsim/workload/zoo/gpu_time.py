@@ -180,6 +180,8 @@ class GpuTime:
         """The device's time of one operator."""
         if one.kind in _CONVOLUTIONS:
             return self._convolution_s(one)
+        if one.kind == "recurrence":
+            return one.count * self.seconds(_one_step(one))
         if one.kind == "product":
             return self._bounded_s(one, self._product_s(one))
         if one.kind.startswith("attention"):
@@ -326,6 +328,18 @@ def _waste(extent: float, tile: float) -> float:
     if extent >= tile:
         return 1 + 0.25 * tile / extent
     return min(_MOST_WASTE, (extent + 0.7 * (tile - extent)) / extent)
+
+
+def _one_step(one: Operator) -> Operator:
+    """A recurrence's product and the bytes of its pointwise operators."""
+    return one._replace(
+        kind="product",
+        count=1,
+        kernel=1,
+        flops=one.flops / one.count,
+        bytes_read=one.bytes_read / one.count,
+        bytes_written=one.bytes_written / one.count,
+    )
 
 
 def _is_depthwise(one: Operator) -> bool:

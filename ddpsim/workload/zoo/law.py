@@ -36,7 +36,8 @@ class Law:
 
     def work(self, one: Operator) -> Work:
         """Device time, kernels, and the host's time of one operator."""
-        pricing, device, kernels = self._gpu_time, self.device, 1
+        pricing, device = self._gpu_time, self.device
+        kernels = round(one.kernel) if one.kind == "recurrence" else 1
         if device.kind == "cpu":
             device_s = self._core_s(one)
         else:

@@ -87,7 +87,7 @@ def outputs_of(forward: Sequence[Row]) -> Iterator[float]:
     for row in forward:
         for one in row:
             if one.kind in MULTIPLYING:
-                width = one.k if one.kind == "attention" else one.n
+                width = one.k if one.kind in ("attention", "recurrence") else one.n
                 outputs = float(one.count * one.m * width)
         yield outputs
 

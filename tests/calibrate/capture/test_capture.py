@@ -23,6 +23,7 @@ from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.workload.operators import MULTIPLYING, Operator
 from ddpsim.workload.zoo.step import step_of
 
 CODE = """
@@ -74,6 +75,11 @@ def autocast(batch: int = 4):
 def compiled(batch: int = 4):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     return torch.compile(model, backend="eager"), torch.randn(batch, 4), mean
+
+LSTM = nn.LSTM(4, 200, 2, batch_first=True)
+
+def recurrent(batch: int = 4, seq_len: int = 16):
+    return LSTM, torch.randn(batch, seq_len, 4), lambda y: mean(y[0])
 
 def sparse(batch: int = 4):
     return nn.Embedding(50, 16, sparse=True), torch.randint(0, 50, (batch, 3)), mean
@@ -143,6 +149,19 @@ def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
     assert "copy" in kinds
     assert capture(source("compiled"))["forward_modules"] == ["_orig_mod.0"]
     assert capture(source("sparse"))["parameters"]["sparse"] == [0]
+
+
+def test_a_recurrent_layer_is_one_operator(source: Callable[..., Source]) -> None:
+    """Of all steps, also in a model that was made before."""
+    document = capture(source("recurrent"))
+    step = step_of(document, "fp32", 3, 12)
+    products = [one for one in step.forward[0] if one.kind in MULTIPLYING]
+    assert [one.kind for one in products] == ["product", "recurrence"] * 2
+    recurrence = products[1]._replace(bytes_read=0, bytes_written=0)
+    flops = 12 * 2 * 3 * 800 * 200
+    assert recurrence == Operator("recurrence", 12, 3, 800, 200, 24, 1, flops, item_bytes=4)
+    rows = 3 * 12  # of each, what is assumed: four gates and a cell of two layers, a state
+    assert step.saved_bytes >= 4 * rows * (2 * 5 * 200 + 200)
 
 
 def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path) -> None:
