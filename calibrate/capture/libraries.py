@@ -15,6 +15,7 @@ from calibrate.capture.shapes import META, building, tensors
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Made
+from calibrate.measure.model.user_code import said_of
 
 __all__ = ["image_source", "imported", "mean_of", "token_source", "versions"]
 
@@ -32,11 +33,11 @@ def imported(library: str) -> Any:
         return import_module(library)
     except ModuleNotFoundError as error:
         raise MeasureError(
-            f"{library} cannot be imported ({error}): pip install {library}"
+            f"{library} cannot be imported ({error}): pip install {error.name or library}"
         ) from None
-    except RuntimeError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         if "torchvision::nms" not in str(error):
-            raise MeasureError(f"{library} cannot be imported: {error}") from None
+            raise MeasureError(f"{library} cannot be imported: {said_of(error)}") from None
     for name in ("nms", "qnms"):
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -93,21 +94,21 @@ def token_source(
     name: str,
     told: str,
     build: Callable[[], nn.Module],
-    sizes: Sizes,
+    sizes: tuple[Sizes, ...],
     *,
     title: str = "",
 ) -> Source:
     """A language model of transformers with its own loss, every token labelled."""
-    model = _built(build)
+    model, default = _built(build), sizes[0].default
 
     def make(batch: int, size: int | None) -> Made:
-        ids = torch.empty(batch, size or sizes.default, dtype=torch.long, device=META)
+        ids = torch.empty(batch, size or default, dtype=torch.long, device=META)
         inputs = {"input_ids": ids, "labels": ids}
         if type(model).__name__ == "BertForPreTraining":
             inputs["next_sentence_label"] = torch.empty(batch, dtype=torch.long, device=META)
         return Made(model, inputs, lambda said: said.loss)
 
-    return Source(name, title or name, "language", told, make, 2, sizes.default, (sizes,))
+    return Source(name, title or name, "language", told, make, 2, default, sizes)
 
 
 def _built(build: Callable[[], nn.Module]) -> nn.Module:

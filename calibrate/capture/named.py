@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from calibrate.capture.libraries import image_source, imported, mean_of, token_source, versions
 from calibrate.capture.shapes import building, without_memory
@@ -46,29 +45,36 @@ def _timm(name: str, size: int | None) -> Source:
     if not library.is_model(name):
         near = ", ".join(library.list_models(f"{name.partition('_')[0]}*")[:5])
         raise MeasureError(f"timm has no model {shown(name)}{f': some are {near}' if near else ''}")
-    channels, side, _ = library.get_pretrained_cfg(name, allow_unregistered=True).input_size
-    side = size or side
-    told = f"{versions('timm')} create_model({name})"
-
-    def build() -> nn.Module:
-        model: nn.Module = library.create_model(name)
-        return model
-
     with users_own_errors(f"timm:{name}"):
-        return image_source(name, told, build, (channels, side, side))
+        model = _timm_model(library, name, size)
+        channels, side, _ = model.pretrained_cfg["input_size"]  # of the name that it has now
+        told = f"{versions('timm')} create_model({name})"
+        return image_source(name, told, lambda: model, (channels, size or side, size or side))
+
+
+def _timm_model(library: Any, name: str, size: int | None) -> Any:
+    """For images of a size, where the model is made for one."""
+    with building():
+        if size is not None:
+            with suppress(TypeError):  # a convolutional one takes any
+                return library.create_model(name, img_size=size)
+        return library.create_model(name)
 
 
 def _transformers(name: str, size: int | None) -> Source:
     """A configuration's file, or MODULE:CLASS of a configuration with its defaults."""
     library = imported("transformers")
     library.logging.set_verbosity_error()
-    config = _config(library, name)
-    architecture = _architecture(library, config)
+    with users_own_errors(f"transformers:{name}"):
+        config = _config(library, name)
+        architecture = _architecture(library, config)
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # a T5 asks for one, and no value matters here
     most = getattr(config, "max_position_embeddings", None) or _TOKENS
     default = size or min(most, _TOKENS)
     config.use_cache = False
-    sizes = next(iter(Sizes.around("seq_len", default)), None)
-    if sizes is None:
+    sizes = tuple(Sizes.around("seq_len", default))
+    if not sizes:
         raise MeasureError(f"a sequence of {default} tokens is too short to capture")
     called = architecture.__name__
     with users_own_errors(f"transformers:{name}"):

@@ -50,7 +50,7 @@ def language(name: str, title: str, kind: str, config: dict[str, Any], sizes: Si
 
         stated = {key: value for key, value in config.items() if key != "use_cache"}
         told = f"{versions('transformers')} {called(kind, stated)}"
-        return token_source(name, told, build, sizes, title=title)
+        return token_source(name, told, build, (sizes,), title=title)
 
     return name, make
 
