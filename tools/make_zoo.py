@@ -1,17 +1,24 @@
-"""Capture the zoo's models and write ddpsim/data/zoo/<name>.json, as `calibrate capture` does."""
+"""Capture the zoo's models and write ddpsim/data/zoo, each table as `calibrate capture` makes it.
+
+A family has one file: a line of JSON for each model, in the order of names.json.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import lzma
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from zoo.models import ZOO
 
 from calibrate.capture.capture import capture
 from calibrate.capture.document import render
 from ddpsim.files import write_atomically
+from ddpsim.scenario.catalog import model_names, model_table
 
 OUTPUT = Path(__file__).resolve().parent.parent / "ddpsim" / "data" / "zoo"
 
@@ -25,13 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = [name for name in options.name if name not in ZOO]
     if unknown:
         parser.error(f"unknown model: {', '.join(unknown)}")
+    tables = {name: model_table(name) for name in model_names() if name in ZOO}
     for name in options.name or ZOO:
         start = time.perf_counter()
-        document = capture(ZOO[name]())
-        text = render(document) + "\n"
-        write_atomically(options.out / f"{name}.json", text)
+        tables[name] = capture(ZOO[name]())
         seconds = time.perf_counter() - start
-        print(f"{name}: {len(text)} bytes, {seconds:.1f} s, {document['size']}", flush=True)
+        print(f"{name}: {seconds:.1f} s, {tables[name]['size']}", flush=True)
+    _write(options.out, [tables[name] for name in ZOO if name in tables])
+
+
+def _write(folder: Path, tables: Sequence[dict[str, Any]]) -> None:
+    families: dict[str, list[dict[str, Any]]] = {}
+    for table in tables:
+        families.setdefault(table["family"], []).append(table)
+    for family, members in families.items():
+        text = "\n".join(json.dumps(table, separators=(",", ":")) for table in members)
+        packed = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
+        write_atomically(folder / f"{family}.jsonl.xz", packed)
+    names = {family: [table["name"] for table in members] for family, members in families.items()}
+    write_atomically(folder / "names.json", render(names) + "\n")
 
 
 if __name__ == "__main__":

@@ -96,9 +96,12 @@ def _model(table: Table) -> tuple[str, ...]:
     from ddpsim.units import format_number
 
     size = table["size"]
-    limit = f", to {size['max']:,}" if size["max"] else ""
     parameters = f"{format_number(table['parameter_count'] / 1e6)} M"
-    return parameters, table["family"], f"{size['key']} {size['default']}{limit}"
+    taken = "one size"
+    if size:
+        limit = f", to {size['max']:,}" if size["max"] > size["min"] else ""
+        taken = f"{size['key']} {size['default']}{limit}"
+    return parameters, table["family"], taken
 
 
 def _device(table: Table) -> tuple[str, ...]:

@@ -64,6 +64,26 @@ _MODEL_ALIASES = {
     "vit-b/16": "vit_b_16",
     "vit-g/14": "vit_g_14",
     "vit-l/16": "vit_l_16",
+    "convnext-t": "convnext_tiny",
+    "convnext-b": "convnext_base",
+    "swin-tiny": "swin_t",
+    "swin-base": "swin_b",
+    "maxvit-tiny": "maxvit_t",
+    "qwen2.5-0.5b-instruct": "qwen2.5-0.5b",
+    "qwen2.5-7b-instruct": "qwen2.5-7b",
+    "mistral": "mistral-7b",
+    "mistral-7b-v0.3": "mistral-7b",
+    "mixtral": "mixtral-8x7b",
+    "whisper-large": "whisper-large-v3",
+    "sd15": "sd15-unet",
+    "sd-1.5": "sd15-unet",
+    "stable-diffusion-1.5": "sd15-unet",
+    "stable-diffusion-v1-5": "sd15-unet",
+    "sdxl": "sdxl-unet",
+    "stable-diffusion-xl": "sdxl-unet",
+    "stable-diffusion-xl-base-1.0": "sdxl-unet",
+    "dit-xl/2": "dit-xl-2",
+    "dlrm": "dlrm-dense",
 }
 _MACHINE_ALIASES = {
     "dgx-1": "dgx-1-v100",
@@ -140,7 +160,14 @@ _BRANDS = ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct")
 @cache
 def model_names() -> tuple[str, ...]:
     """Every model of the zoo, sorted."""
-    return tuple(sorted(path.stem for path in (_DATA / "zoo").glob("*.json")))
+    return tuple(sorted(name for names in _zoo_names().values() for name in names))
+
+
+@cache
+def _zoo_names() -> dict[str, list[str]]:
+    """Families of the zoo, and the models in each family's file, line by line."""
+    names: dict[str, list[str]] = json.loads((_DATA / "zoo" / "names.json").read_text("utf-8"))
+    return names
 
 
 def model_name(value: Any, info: ValidationInfo) -> str:
@@ -163,9 +190,18 @@ def model_table(name: str) -> dict[str, Any]:
 
 @cache
 def _zoo_table(name: str) -> dict[str, Any]:
-    path = _DATA / "zoo" / f"{name}.json"
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    family, names = next((f, names) for f, names in _zoo_names().items() if name in names)
+    lines = _zoo_lines(family)
+    table: dict[str, Any] = json.loads(lines[names.index(name)])
     return table
+
+
+@cache
+def _zoo_lines(family: str) -> list[bytes]:
+    """The tables of a family, whose parameter names are alike: together they take a third."""
+    import lzma  # noqa: PLC0415 -- what takes a profile or a captured model needs none
+
+    return lzma.decompress((_DATA / "zoo" / f"{family}.jsonl.xz").read_bytes()).splitlines()
 
 
 @cache

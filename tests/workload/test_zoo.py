@@ -14,17 +14,23 @@ from typing import Any
 
 import pytest
 
+from ddpsim.scenario.catalog import model_names, model_table
 from ddpsim.scenario.options.captured_model import read_captured
 from ddpsim.workload.zoo.step import step_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "ddpsim" / "data" / "zoo"
 
-# torchvision: num_params of the model pages, docs.pytorch.org/vision/stable/models.html.
+# Trained parameters, which for all but these are all: Whisper's positions of the encoder and DiT's
+# are fixed. torchvision: num_params of the model pages, docs.pytorch.org/vision/stable/models.html.
 # GPT-2: github.com/openai/gpt-2 says 124M, 355M, 774M and 1558M; Llama 3.2 1B: its model card says
 # 1.23B, those of 3.2 3B 3.21B, of 3.1 8B 8.03B and of 3.1 70B 70.6B, and Llama 2 13.0B; the exact
 # figures are the sums over their shapes. GPT-NeoX-20B: Black et al. 2022, table of its sizes. ViT-g
 # (Zhai et al. 2021: 1011M) with torchvision's head of 1000 classes. BERT: see test_bert_parameters.
+# Model cards: Qwen 2.5 0.49B and 7.61B, Qwen 3 8.2B, Mistral v0.3 7.25B, Mixtral 46.7B, NeMo's
+# FastConformer large 115M. T5: 220M and 770M, Raffel et al. 2020, 3.4. Whisper: 244M and 1550M,
+# Radford et al. 2022, table 1. Stable Diffusion's UNets: 860M, v1's README, and 2.6B, Podell et al.
+# 2023, table 1. DiT-XL/2: 675M, Peebles and Xie 2022, table 4. DLRM: summed over MLPerf's layers.
 PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -49,6 +55,27 @@ PARAMETERS = {
     "llama-70b": 70_553_706_496,
     "gpt-neox-20b": 20_554_567_680,
     "vit_g_14": 1_012_611_432,
+    "convnext_tiny": 28_589_128,
+    "convnext_base": 88_591_464,
+    "swin_t": 28_288_354,
+    "swin_b": 87_768_224,
+    "maxvit_t": 30_919_624,
+    "efficientnet_b0": 5_288_548,
+    "efficientnet_b4": 19_341_616,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "whisper-small": 241_734_912 - 1500 * 768,
+    "whisper-large-v3": 1_543_490_560 - 1500 * 1280,
+    "fastconformer-large": 115_600_385,
+    "sd15-unet": 859_520_964,
+    "sdxl-unet": 2_567_463_684,
+    "dit-xl-2": 675_129_632 - 256 * 1152,
+    "dlrm-dense": 2_368_897,
 }
 
 # torchvision's "GFLOPS" of the model pages: 1e9 multiply-adds of one 224 x 224 image.
@@ -63,30 +90,37 @@ GIGA_MACS = {
     "vgg16": 15.47,
     "vit_b_16": 17.564,
     "vit_l_16": 61.555,
+    "convnext_tiny": 4.456,
+    "convnext_base": 15.355,
+    "swin_t": 4.491,
+    "swin_b": 15.431,
+    "maxvit_t": 5.558,
+    "efficientnet_b0": 0.386,
 }
 
 
 def load(name: str) -> dict[str, Any]:
     """The table of a model."""
-    table: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return table
+    return model_table(name)
 
 
-def total(name: str, phase: str, batch: int) -> float:
-    """FLOPs summed over all rows of a phase, at the default size."""
+def total(name: str, phase: str, batch: int, *, attention: bool = True) -> float:
+    """FLOPs summed over all rows of a phase, at the default size; with attention's or without."""
     table = load(name)
-    size = table["size"]["default"]
-    x = size * size if table["size"]["variable"] == "pixels" else size
+    size = table["size"] or {"default": 1, "variable": "none"}
+    x = size["default"] ** 2 if size["variable"] == "pixels" else size["default"]
     rows = getattr(step_of(table, "fp32", batch, x), phase)
-    return sum(one.flops for row in rows for one in row)
+    operators = (one for row in rows for one in row)
+    return sum(one.flops for one in operators if attention or not one.kind.startswith("attention"))
 
 
 def test_every_model_has_a_table() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(PARAMETERS)
+    assert set(model_names()) == set(PARAMETERS)
 
 
 def test_tables_are_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 1.2e6
+    sizes = [path.stat().st_size for path in FOLDER.iterdir()]
+    assert sum(sizes) < 4000 * len(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -154,9 +188,9 @@ def test_gpt2_forward_flops() -> None:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_backward_is_twice_forward(name: str) -> None:
-    """Gradients of inputs and of weights; attention recomputes its scores, a stem has no input."""
-    ratio = total(name, "backward", 1) / total(name, "forward", 1)
-    assert 1.9 < ratio < 2.1
+    """Gradients of inputs and of weights, but a stem has no input; attention has five for two."""
+    backward, forward = (total(name, one, 1, attention=False) for one in ("backward", "forward"))
+    assert 1.9 < backward / forward <= 2
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -166,17 +200,11 @@ def test_ready_order_is_a_permutation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_table_is_a_captured_model(name: str) -> None:
+def test_a_table_is_a_captured_model(name: str, tmp_path: Path) -> None:
     """It passes the checks of a user's own file, and keeps its parameters in float32."""
-    path = FOLDER / f"{name}.json"
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(load(name)), encoding="utf-8")
     assert read_captured(name, path)["parameters"]["dtype"] == "float32"
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_text_is_tidy(name: str) -> None:
-    text = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
-    assert text.endswith("}\n")
-    assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
 @pytest.mark.parametrize(
@@ -249,4 +277,4 @@ def test_script_makes_the_same_table(
     document, committed = capture(models.ZOO[name]()), load(name)
     if document["source"] != committed["source"]:
         pytest.skip(f"made by {committed['source']}, here is {document['source']}")
-    assert render(document) + "\n" == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    assert json.loads(render(document)) == committed

@@ -9,8 +9,7 @@ from torch import nn
 
 from calibrate.capture.libraries import image_source, imported, token_source, versions
 from calibrate.capture.sources import Sizes, Source
-
-Spec = tuple[str, Callable[[], Source]]  # a name, and what makes its source
+from zoo.others import OTHERS, Spec
 
 
 def called(kind: str, arguments: dict[str, Any]) -> str:
@@ -18,8 +17,11 @@ def called(kind: str, arguments: dict[str, Any]) -> str:
     return f"{kind}({', '.join(f'{key}={value}' for key, value in arguments.items())})"
 
 
-def vision(name: str, title: str, kind: str = "", **sizes: int) -> Spec:
-    """A torchvision model: a function of its name, or a class with sizes that it has none for."""
+def vision(name: str, title: str, kind: str = "", side: int = 224, **sizes: int) -> Spec:
+    """A torchvision model: a function of its name, or a class with sizes that it has none for.
+
+    `side`: of the usual image in pixels.
+    """
 
     def make() -> Source:
         models = imported("torchvision").models
@@ -29,7 +31,8 @@ def vision(name: str, title: str, kind: str = "", **sizes: int) -> Spec:
             return model
 
         told = f"{versions('torchvision')} {called(kind or name, sizes)}"
-        return image_source(name, told, build, (3, 224, 224), title=title, sizes=PIXELS)
+        pixels = (Sizes("image_size", side, (64, 160, 1024), side, 32),)
+        return image_source(name, told, build, (3, side, side), title=title, sizes=pixels)
 
     return name, make
 
@@ -60,7 +63,6 @@ def tokens(default: int, longest: int) -> Sizes:
     return Sizes("seq_len", default, (8, 61, longest), default if default != longest else 200)
 
 
-PIXELS = (Sizes("image_size", 224, (64, 160, 1024), 224, 32),)
 BERT_LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -92,6 +94,64 @@ NEOX_20B = {
     "max_position_embeddings": 2048,
     "use_cache": False,
 }
+
+
+# config.json of mistralai/Mistral-7B-v0.3 on huggingface.co
+MISTRAL = {
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_cache": False,
+}
+# config.json of mistralai/Mixtral-8x7B-v0.1 on huggingface.co: Mistral with 8 experts, 2 a token
+MIXTRAL = {**MISTRAL, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+def qwen(
+    name: str, title: str, kind: str, width: int, inner: int, layers: int, heads: int, kv: int
+) -> Spec:
+    """A Qwen, as config.json of Qwen/Qwen2.5-* and Qwen/Qwen3-* on huggingface.co has it.
+
+    Up to 3B the head is the embedding.
+    """
+    is_second = kind == "Qwen2ForCausalLM"
+    config = {
+        "vocab_size": 152064 if is_second and width >= 3584 else 151936,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "max_position_embeddings": 32768 if is_second else 40960,
+        "tie_word_embeddings": width <= 2048,
+        "use_cache": False,
+    } | ({} if is_second else {"head_dim": 128})
+    return language(name, title, kind, config, tokens(2048, config["max_position_embeddings"]))
+
+
+def t5(name: str, title: str, width: int, inner: int, layers: int, heads: int) -> Spec:
+    """A T5 of version 1.0, whose output has as many tokens as its input.
+
+    Source: config.json of google-t5/t5-* on huggingface.co.
+    """
+    config = {
+        "vocab_size": 32128,
+        "d_model": width,
+        "d_ff": inner,
+        "num_layers": layers,
+        "num_heads": heads,
+        "d_kv": 64,
+        "decoder_start_token_id": 0,
+        "use_cache": False,
+    }
+    sizes = Sizes("seq_len", 512, (64, 128, 1024), 512, 64)
+    return language(name, title, "T5ForConditionalGeneration", config, sizes)
 
 
 def llama3(
@@ -158,6 +218,13 @@ ZOO: dict[str, Callable[[], Source]] = dict(
             hidden_dim=1408,
             mlp_dim=6144,
         ),
+        vision("convnext_tiny", "ConvNeXt-T (torchvision)"),
+        vision("convnext_base", "ConvNeXt-B (torchvision)"),
+        vision("swin_t", "Swin-T (torchvision)"),
+        vision("swin_b", "Swin-B (torchvision)"),
+        vision("maxvit_t", "MaxViT-T (torchvision)"),
+        vision("efficientnet_b0", "EfficientNet-B0 (torchvision)"),
+        vision("efficientnet_b4", "EfficientNet-B4 (torchvision)", side=384),
         bert("bert-base", "BERT base (transformers)", {}),
         bert("bert-large", "BERT large (transformers)", BERT_LARGE),
         gpt2("gpt2", "GPT-2 124M (transformers)", 768, 12, 12),
@@ -182,5 +249,29 @@ ZOO: dict[str, Callable[[], Source]] = dict(
             NEOX_20B,
             tokens(2048, 2048),
         ),
+        qwen(
+            "qwen2.5-0.5b", "Qwen 2.5 0.5B (transformers)", "Qwen2ForCausalLM", 896, 4864, 24, 14, 2
+        ),
+        qwen(
+            "qwen2.5-7b", "Qwen 2.5 7B (transformers)", "Qwen2ForCausalLM", 3584, 18944, 28, 28, 4
+        ),
+        qwen("qwen3-8b", "Qwen 3 8B (transformers)", "Qwen3ForCausalLM", 4096, 12288, 36, 32, 8),
+        language(
+            "mistral-7b",
+            "Mistral 7B v0.3 (transformers)",
+            "MistralForCausalLM",
+            MISTRAL,
+            tokens(2048, 32768),
+        ),
+        language(
+            "mixtral-8x7b",
+            "Mixtral 8x7B, equal experts (transformers)",
+            "MixtralForCausalLM",
+            MIXTRAL,
+            tokens(2048, 32768),
+        ),
+        t5("t5-base", "T5 base (transformers)", 768, 3072, 12, 12),
+        t5("t5-large", "T5 large (transformers)", 1024, 4096, 24, 16),
+        *OTHERS,
     )
 )
