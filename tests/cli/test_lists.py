@@ -36,9 +36,9 @@ def test_words_filter_a_list(cli: Cli) -> None:
     assert found
     assert all("h100" in row and "efa" in row for row in found)
     assert cli("list", "machines", "coreweave-b200").out.splitlines()[1].startswith("dgx-b200 ")
-    nothing = cli("list", "models", "qwen")
+    nothing = cli("list", "models", "deepseek")
     assert (nothing.code, nothing.out) == (2, "")
-    assert "none of the models holds 'qwen'" in nothing.err
+    assert "none of the models holds 'deepseek'" in nothing.err
     assert "Did you mean 'models'?" in cli("list", "modles").err
 
 
