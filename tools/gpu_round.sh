@@ -2,6 +2,10 @@
 # All that a GPU can tell ddpsim, in eight minutes, without a network.
 #
 #   tools/gpu_round.sh [FOLDER] [--seconds N] [--only PART,PART] [--failed SUMMARY]
+#   tools/gpu_round.sh [FOLDER] --only models --seconds 580
+#
+# The second form measures steps of 30 models, as long as it takes: call it again with the same
+# FOLDER until it says that none is missing. timm, transformers and torchvision must be there.
 #
 # FOLDER (default: $OUT) takes every file. Each part has its own limit, a share of N (default: 480),
 # and the next runs whatever became of it; FOLDER/summary.tsv says so: part, exit code, seconds.
@@ -89,6 +93,13 @@ resumed() {
     [ ! -s "$folder/$1" ] || echo --resume
 }
 
+# named NAME...: a part of its own round, which runs only if --only or --failed names it
+named() {
+    case ",$only," in
+    *",$1,"*) part "$@" ;;
+    esac
+}
+
 : >"$folder/summary.tsv"
 part install 40 bash -c install
 part machine 15 bash -c machine
@@ -104,4 +115,6 @@ part measure 45 "${calibrate[@]}" measure --local 1 -o "$folder/measure.json" \
 part tests 60 "$python" -m pytest -q -rs -p no:cacheprovider \
     tests/calibrate/measure/device/test_on_gpu.py
 part fit 60 "${calibrate[@]}" fit-device "$folder/device-record.json" -o "$folder/device.json"
+named models 480 "$python" tools/measure_models.py -o "$folder/models.jsonl" \
+    --seconds "$(share 440)"
 cat "$folder/summary.tsv"
