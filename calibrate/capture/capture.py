@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from calibrate.capture.document import (
@@ -21,9 +22,10 @@ from calibrate.capture.document import (
 )
 from calibrate.capture.polynomials import Inexact, Point
 from calibrate.capture.record import Recorded, Recording, record, trained_parameters
-from calibrate.capture.shapes import Shapes, tensors
+from calibrate.capture.shapes import Shapes, tensors, without_values
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.training import Made
 from calibrate.measure.model.user_code import users_own_errors
 from ddpsim.scenario.options.captured_model import MODEL_SCHEMA
 
@@ -64,17 +66,33 @@ class _Recorder:
         if point not in self.steps:
             made = self.source.make(*point)
             self.model = made.model
+            loss = partial(_loss, self.source.title, made)
             with users_own_errors(self.source.title):
                 if any(map(is_lazy, made.model.parameters())):
                     with Shapes():
                         made.forward()
-                self.steps[point] = {
-                    precision: record(made.model, made.forward, precision)
-                    for precision in get_args(Recorded)
-                }
+                with without_values():
+                    self.steps[point] = {
+                        precision: record(made.model, loss, precision)
+                        for precision in get_args(Recorded)
+                    }
             inputs = tensors(made.inputs)
             self.input_bytes[point] = sum(one.numel() * one.element_size() for one in inputs)
         return self.steps[point]
+
+
+def _loss(title: str, made: Made) -> Tensor:
+    """The loss of a step; raises MeasureError where it is none."""
+    loss, wrong = made.forward(), ""
+    if not isinstance(loss, Tensor):
+        wrong = f"is of type {type(loss).__name__}: return a tensor"
+    elif loss.numel() != 1:
+        wrong = f"has the shape {list(loss.shape)}: return its mean or sum"
+    elif not loss.requires_grad:
+        wrong = "depends on no parameter that is trained: look for detach()"
+    if wrong:
+        raise MeasureError(f"the loss of {title} {wrong}")
+    return loss
 
 
 def capture(source: Source) -> Document:

@@ -116,7 +116,10 @@ def _architecture(library: Any, config: Any) -> Any:
         mapping = getattr(library, f"MODEL_FOR_{kind}_MAPPING")
         if type(config) in mapping:
             return mapping[type(config)]
-    raise MeasureError(f"{type(config).__name__} names no architecture: add architectures to it")
+    raise MeasureError(
+        f"{type(config).__name__} names no language model: add architectures to config.json, or "
+        "write a function and capture MODULE:FUNCTION"
+    )
 
 
 def _lightning(name: str, size: int | None) -> Source:

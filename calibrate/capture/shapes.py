@@ -6,6 +6,7 @@ stays real where it is small, so that code may look at its values (`torch.linspa
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -29,14 +31,40 @@ __all__ = [
     "operands",
     "tensors",
     "without_memory",
+    "without_values",
 ]
 
 META = torch.device("meta")
+_TORCHS_OWN = ("aten", "prims", "prim")
 _SMALL = 2**16  # elements of a tensor that the host may hold: relative positions, schedules, labels
+
+
+_ALONE = "a capture has shapes alone; keep it out of the step, or profile the model on its device"
+# what torch, extensions and Triton say to a tensor without memory, or on no device of theirs
+_WITHOUT_MEMORY = re.compile(r"\bmeta\b|\bcuda\b|no data|active drivers", re.IGNORECASE)
 
 
 class NoValuesError(RuntimeError):
     """A step cannot be recorded on shapes alone."""
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Tell what fails as it needs memory or a device; CUDA is asked for without any.
+
+    A tensor that code puts on CUDA has no memory either, so that CUDA need not be there.
+    """
+    try:
+        with patch("torch.cuda._lazy_init", lambda: None):
+            yield
+    except NoValuesError:
+        raise
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        said = " ".join(str(error).split())
+        if _WITHOUT_MEMORY.search(said) is None:
+            raise
+        told = NoValuesError(f"{said.rstrip('.')}: {_ALONE}")
+        raise told.with_traceback(error.__traceback__) from error
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -120,14 +148,11 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             what = "looks at a tensor's value, as .item(), bool() or a Python number of it do"
         elif torch.Tag.dynamic_output_shape in func.tags:
             what = "gives a shape that depends on values"
-        elif isinstance(error, NotImplementedError):
-            what = "has no shape function (torch.library.register_fake), and may have values alone"
+        elif isinstance(error, NotImplementedError) or func.namespace not in _TORCHS_OWN:
+            what = "is a kernel without a shape function (torch.library.register_fake)"
         else:
             raise
-        raise NoValuesError(
-            f"{name} {what}: a capture has shapes alone; keep it out of the step, or profile the "
-            "model on its device"
-        ) from None
+        raise NoValuesError(f"{name} {what}: {_ALONE}") from None
 
 
 def _grouped_product(
@@ -182,6 +207,27 @@ def _fresh(out: Any, args: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(one.shape, one.stride(), one.dtype) for one in made]
 
 
+class _OffCuda(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """A mode in which what goes to "cuda" goes to no memory: torch asks CUDA for its index."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call one function of torch."""
+        if func is Tensor.cuda:
+            return args[0].to(META)
+        kwargs = kwargs or {}
+        if func is not torch.device:
+            args = map(_off_cuda, args)
+            kwargs = {name: _off_cuda(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _off_cuda(value: Any) -> Any:
+    is_cuda = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda"
+    return META if is_cuda else value
+
+
 @contextmanager
 def building() -> Iterator[None]:
     """Make modules whose parameters never have memory, whatever their size."""
@@ -198,6 +244,8 @@ def building() -> Iterator[None]:
     with (
         patch.object(nn.Parameter, "__new__", parameter),
         patch.object(UninitializedParameter, "__new__", later),
+        without_values(),
+        _OffCuda(),
         Shapes(),
     ):
         yield

@@ -70,7 +70,7 @@ def _place_of_users(error: BaseException) -> str:
     for frame in reversed(frames):
         path = Path(frame.filename)
         is_python = path.is_relative_to(python) and "site-packages" not in path.parts
-        is_python = is_python or path.name == "sitecustomize.py"
+        is_python = is_python or path.name in ("sitecustomize.py", "typing_extensions.py")
         if path.is_file() and not is_python and not any(map(path.is_relative_to, ours)):
             return f"{path.name}, line {frame.lineno}"
     return ""

@@ -65,6 +65,26 @@ def looks(batch: int = 4):
 def picks(batch: int = 4):
     return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: y[y > 0].sum()
 
+def to_numpy(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: mean(y) + y.detach().numpy().sum()
+
+@torch.library.custom_op("own::kernel", mutates_args=())
+def kernel(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+def extension(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: mean(y) + mean(kernel(y.detach()))
+
+def many(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: y
+
+def detached(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: mean(y.detach())
+
+def on_cuda(batch: int = 4):
+    shift = torch.zeros(4, device=torch.device("cuda", 0)) + torch.tensor(1.0, device="cuda")
+    return nn.Linear(4, 4).cuda(), torch.randn(batch, 4).to("cuda"), lambda y: mean(y + shift)
+
 def autocast(batch: int = 4):
     class Inside(nn.Linear):
         def forward(self, x):
@@ -134,6 +154,10 @@ def test_what_a_model_does_not_allow_is_fixed(
         ("looks", r"\(own_code.py, line \d+\): .*after module '': .*looks at a tensor's value"),
         ("picks", r"\(own_code.py, line \d+\): .*gives a shape that depends on values"),
         ("missing", "has no function 'missing'"),
+        ("to_numpy", r"\(own_code.py, line \d+\): .*numpy.*: a capture has shapes alone"),
+        ("extension", r"own::kernel is a kernel without a shape function"),
+        ("many", r"the loss of own_code:many has the shape \[4, 4\]: return its mean or sum"),
+        ("detached", "the loss of own_code:detached depends on no parameter that is trained"),
     ],
 )
 def test_what_needs_values_is_told_with_its_place(
@@ -144,7 +168,11 @@ def test_what_needs_values_is_told_with_its_place(
 
 
 def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
-    """Autocast of the tensors' device is CUDA's; torch.compile and sparse gradients do no harm."""
+    """Autocast of the tensors' device is CUDA's; torch.compile and sparse gradients do no harm.
+
+    What is put on CUDA needs none.
+    """
+    assert capture(source("on_cuda"))["parameter_count"] == 20
     kinds = {one[0] for one in capture(source("autocast"))["operators"]}
     assert "copy" in kinds
     assert capture(source("compiled"))["forward_modules"] == ["_orig_mod.0"]
