@@ -14,7 +14,7 @@ from ddpsim.engine.run import Settled, host_of, run_settled, settled
 from ddpsim.result.summary import SteadyStep, lengths_ns
 
 if TYPE_CHECKING:
-    from ddpsim.engine.fast.vectorised import Lanes
+    from ddpsim.engine.fast.lanes import Lanes
 
 __all__ = ["mean_steps_s", "run_many"]
 
@@ -162,16 +162,14 @@ def _structure(host: Host) -> Hashable:
     program = host.program
     kinds = tuple(program.kind(number) for number in range(host.steps))
     return (
-        program.warmup,
-        program.iterations,
-        kinds,
+        *(program.warmup, program.iterations, program.loader and program.loader.capacity, kinds),
         tuple(each.shape for each in program.kinds),
     )
 
 
 def _lanes(ranks: int, group: _Group, *, counts: bool) -> Lanes:
+    from ddpsim.engine.fast.lanes import Lanes  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
-    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     trials = [
         Trial(host, each.cost, each.slowdowns, each.stalls, each.sums, each.traffic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from ddpsim.strategies.instructions import (
@@ -17,10 +18,22 @@ from ddpsim.strategies.instructions import (
     Synchronize,
 )
 
-__all__ = ["CompiledStep", "Stretch"]
+__all__ = ["CompiledStep", "Part", "Stretch"]
 
 _KEPT = 64  # variants of a job have the same steps
 _ALIKE = ("number", "waits_for", "follows", "group", "place")  # of instructions but Compute
+
+
+class Part(NamedTuple):
+    """What a host launches: works that follow each other, or another instruction alone.
+
+    `offset_ns`: when it launches the first, in ticks since it last waited; `works`: each with its
+    own offset.
+    """
+
+    offset_ns: int
+    first: Instruction
+    works: tuple[tuple[int, Compute], ...] = ()
 
 
 class Stretch(NamedTuple):
@@ -44,9 +57,10 @@ class CompiledStep:
     `timed`: each with the ticks since the host last waited, in the order of launch, but that a
     collective which waits for a Record alone comes right after it, or after the collective before
     it: the device may come to it before works that were launched earlier, which it then slows down.
-    The host waits for a batch, or for the device. `between_ns`: from each batch to the request for
-    the next one, or to the step's end, where it waits for batches alone. `last_ns`: from the last
-    wait to the step's end.
+    The host waits for a batch, or for the device; one that computes itself (`blocks`) waits in all
+    that it computes or awaits. `between_ns`: from each batch to the request for the next one, or to
+    the step's end, where it waits for batches alone. `last_ns`: from the last wait to the step's
+    end.
     """
 
     launched: tuple[Instruction, ...]
@@ -55,19 +69,20 @@ class CompiledStep:
     last_ns: int
 
     @classmethod
-    def of(cls, step: tuple[Instruction, ...]) -> CompiledStep:
+    def of(cls, step: tuple[Instruction, ...], *, blocks: bool = False) -> CompiledStep:
         """A step's instructions, the first of which loads a batch; of equal steps once."""
-        known, found = _known.get(id(step), (None, None))
+        known, found = _known.get((id(step), blocks), (None, None))
         if known is not step or found is None:  # to find it by its value takes a while
-            found = _compiled(step)
-            _known[id(step)] = step, found
+            found = _compiled(step, blocks)
+            _known[id(step), blocks] = step, found
             if len(_known) > _KEPT:
                 del _known[next(iter(_known))]
         return found
 
     @classmethod
-    def timed_of(cls, step: tuple[Instruction, ...]) -> CompiledStep:
+    def timed_of(cls, step: tuple[Instruction, ...], *, blocks: bool) -> CompiledStep:
         """The same, compiled anew."""
+        waits = (LoadBatch, Synchronize, *((Compute, Await) if blocks else ()))
         timed: list[tuple[int, Instruction]] = []
         between_ns: list[int] = []
         now_ns = 0
@@ -76,10 +91,23 @@ class CompiledStep:
                 now_ns += instruction.host_ns
             if isinstance(instruction, LoadBatch) and timed:
                 between_ns.append(now_ns)
-            timed.insert(_place(timed, instruction), (now_ns, instruction))
-            if isinstance(instruction, LoadBatch | Synchronize):
+            place = len(timed) if blocks else _place(timed, instruction)
+            timed.insert(place, (now_ns, instruction))
+            if isinstance(instruction, waits):
                 now_ns = 0
         return cls(step, tuple(timed), (*between_ns, now_ns), now_ns)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What is `timed`, with works that follow each other as one."""
+        parts: list[Part] = []
+        for computes, group in groupby(self.timed, key=lambda each: isinstance(each[1], Compute)):
+            if computes:
+                works = tuple((offset_ns, i) for offset_ns, i in group if isinstance(i, Compute))
+                parts.append(Part(*works[0], works))
+            else:
+                parts += [Part(*each) for each in group]
+        return tuple(parts)
 
     @cached_property
     def sent(self) -> tuple[Communicate, ...]:
@@ -151,12 +179,13 @@ class CompiledStep:
         yield Stretch(works_ns, count, host_ns, None)
 
 
-_known: dict[int, tuple[tuple[Instruction, ...], CompiledStep]] = {}  # by identity, oldest first
+# by identity, and whether hosts block; the oldest first
+_known: dict[tuple[int, bool], tuple[tuple[Instruction, ...], CompiledStep]] = {}
 
 
 @lru_cache(maxsize=_KEPT)
-def _compiled(step: tuple[Instruction, ...]) -> CompiledStep:
-    return CompiledStep.timed_of(step)
+def _compiled(step: tuple[Instruction, ...], blocks: bool) -> CompiledStep:  # noqa: FBT001
+    return CompiledStep.timed_of(step, blocks=blocks)
 
 
 def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:

@@ -20,7 +20,7 @@ from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer,
 from ddpsim.engine.compiled import Stretch
 from ddpsim.engine.fast.collectives import collective_ends_ns
 from ddpsim.engine.fast.flows import longest_ns
-from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.request import Request
 from ddpsim.strategies.instructions import Await, Communicate

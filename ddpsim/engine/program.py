@@ -61,7 +61,7 @@ class Program:
     @cached_property
     def kinds(self) -> tuple[CompiledStep, ...]:
         """Each kind of step, compiled."""
-        return tuple(CompiledStep.of(step) for step in self.strategy.steps)
+        return tuple(CompiledStep.of(step, blocks=self.blocking) for step in self.strategy.steps)
 
     def steady(self) -> Program:
         """The same loop with steady steps from the first iteration on."""

@@ -14,14 +14,14 @@ from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.scalar import Lane, Met, closed_form
+from ddpsim.engine.fast.lane import Lane, Met, closed_form
 from ddpsim.engine.program import Loader
 from ddpsim.engine.request import Request
 from ddpsim.result.timeline import Timeline
 from ddpsim.strategies.instructions import Communicate
 
 if TYPE_CHECKING:
-    from ddpsim.engine.fast.vectorised import Lanes
+    from ddpsim.engine.fast.lanes import Lanes
     from ddpsim.engine.reference.messages import MessageObserver
 
 __all__ = [
@@ -90,14 +90,10 @@ def run_settled(
     if mode == "auto":
         plan = request.plan
         participants = plan.period
-        if plan.needs_no_events:
+        if plan.needs_no_events or plan.on_hosts:
             found = _without_events(request, participants, observed, tells=tells)
             if found is None:  # what stands for all without events may not do so with them
                 participants = request.world_size
-        elif plan.on_hosts:
-            from ddpsim.engine.fast.host_ranks import train  # noqa: PLC0415 -- numpy is slow to import
-
-            found = train(request, observed)
         elif plan.repeats:  # one steady step, and the others are like it
             repeats = request.program.iterations - 1
             simulated = replace(request, program=replace(request.program, iterations=1))
@@ -163,7 +159,8 @@ def _without_events(
     if participants == 1 and request.is_calm:
         return _alone(request, tells=tells)
     lanes = _trained(request, participants)
-    return None if lanes is None else (lanes.timeline(0, observed), {"lanes", *lanes.paths})
+    name = "hosts" if request.plan.on_hosts else "lanes"
+    return None if lanes is None else (lanes.timeline(0, observed), {name, *lanes.paths})
 
 
 def _settles_after(request: Request) -> int | None:
@@ -179,12 +176,14 @@ def _trained(
     request: Request, participants: int, remembers: Sequence[int] | None = None
 ) -> Lanes | None:
     """All ranks at once; None as for `_without_events`."""
+    from ddpsim.engine.fast.lanes import Lanes  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
-    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     drawn = request.slowdowns, request.stalls, request.sums
-    trial = Trial(host_of(request), request.cost, *drawn, request.traffic)
-    lanes = Lanes([trial], participants, remembers=remembers)
+    on_threads = request.plan.on_hosts
+    host = Host(request.program) if on_threads else host_of(request)
+    trial = Trial(host, request.cost, *drawn, request.traffic)
+    lanes = Lanes([trial], participants, remembers=remembers, on_threads=on_threads)
     try:
         lanes.train()
     except OverflowError:

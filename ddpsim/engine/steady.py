@@ -32,7 +32,7 @@ from ddpsim.cluster.process_groups import GroupedCost, cost_of
 from ddpsim.cluster.transfers import WholeTransfer, duration_ns
 from ddpsim.engine.batch import mean_steps_s
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import MOST_MORE
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
@@ -40,7 +40,7 @@ from ddpsim.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
-    from ddpsim.engine.fast.vectorised import Lanes
+    from ddpsim.engine.fast.lanes import Lanes
 
 __all__ = ["steady_ranges_s", "steady_steps_s"]
 
@@ -300,8 +300,8 @@ def _slowed_alike(request: Request) -> bool:
 
 def _lanes(requests: Sequence[Request], hosts: Sequence[Host]) -> Lanes:
     """The ranks of variants with the same instructions, side by side."""
+    from ddpsim.engine.fast.lanes import Lanes  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
-    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     trials = [
         Trial(host, each.cost, each.slowdowns, sums=each.sums)

@@ -133,16 +133,16 @@ def test_a_warm_up_is_made_longer_once() -> None:
 
 def test_seeds_are_trials_of_one_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred seeds of stragglers: one simulation, and each seed its own answer."""
-    from ddpsim.engine.fast import vectorised
+    from ddpsim.engine.fast import lanes
 
     sizes = []
 
-    class Counted(vectorised.Lanes):
+    class Counted(lanes.Lanes):
         def __init__(self, trials: Any, ranks: int, **options: Any) -> None:
             sizes.append((len(trials), ranks))
             super().__init__(trials, ranks, **options)
 
-    monkeypatch.setattr(vectorised, "Lanes", Counted)
+    monkeypatch.setattr(lanes, "Lanes", Counted)
     slow = {"stragglers": {"distribution": "lognormal", "sigma": 0.05}}
     seeds = [scenario(cluster=slow, run={"seed": seed, "iterations": 2}) for seed in range(100)]
     steps = [brief.iteration_time_s.mean for brief in ddpsim.simulate_many(seeds)]

@@ -111,8 +111,8 @@ def test_models(
 def test_ranks_that_begin_together_need_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     request = job(cluster={"algorithm": "ring"}).calm_request()
     exact_s = whole_s(request)
-    monkeypatch.setattr("ddpsim.engine.fast.vectorised.Lanes.train", None)
-    monkeypatch.setattr("ddpsim.engine.fast.vectorised.Lanes.trained", None)
+    monkeypatch.setattr("ddpsim.engine.fast.lanes.Lanes.train", None)
+    monkeypatch.setattr("ddpsim.engine.fast.lanes.Lanes.trained", None)
     assert list(steady_ranges_s(request)) == [(exact_s, exact_s)]
 
 

@@ -1,10 +1,13 @@
 """The same ticks as the plain model's, without events.
 
-- `host`: when a GPU's host launches each instruction
-- `scalar`: one rank whose collectives are known
-- `vectorised`: many ranks and many jobs at once, in arrays
+- `evaluator`: how a step is evaluated
+- `lane`: one rank whose collectives are known, by integers
+- `lanes`: many ranks and many jobs at once, in arrays
+- `trials`: their instructions side by side
+- `collectives`: NCCL's communication lanes, in arrays; `threads`: gloo's
 - `flows`: collectives on a network that they share
-- `host_ranks`: ranks whose hosts compute themselves
+- `host`: when a GPU's host launches each instruction; `batches`: when a loader's come
+- `repeats`: until when steps are simulated
 - `slow_periods`: work that is slowed down at times, in arrays
 - `work_sums`: what works take on ranks that differ for good, summed once
 """

@@ -15,7 +15,7 @@ class Batches:
     """A loader makes one batch after the other, and pauses while `capacity` of them wait.
 
     Without a loader a batch comes when it is asked for. Moments are integers, or arrays with
-    `latest` numpy.maximum: lanes that share a loader's figures have one each.
+    `latest` numpy.maximum, each of its own loader of the same capacity.
     """
 
     def __init__(self, loader: Loader | None, latest: Callable[[Any, Any], Any] = max) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import combinations, product
+from typing import Protocol
 
 import numpy as np
 
@@ -22,10 +21,10 @@ from ddpsim.cluster.transfers import (
     duration_ns,
 )
 from ddpsim.engine.fast.flows import Flows, whole
-from ddpsim.engine.fast.scalar import Met, closed_form
-from ddpsim.engine.fast.trials import column
+from ddpsim.engine.fast.lane import Met, closed_form
+from ddpsim.engine.fast.trials import TrialSent, column
 
-__all__ = ["Collective", "InFlight", "Remembered", "Waits", "collective_ends_ns"]
+__all__ = ["Collective", "InFlight", "Remembered", "collective_ends_ns", "united_ns"]
 
 _MOST_REMEMBERED = 2**25  # figures, 256 MiB
 
@@ -51,6 +50,11 @@ class Collective:
         )
         return Collective(self.transfers, met_ns, ends_ns)
 
+    @property
+    def figures(self) -> int:
+        """How many it holds."""
+        return self.met_ns.size + self.ends_ns.size
+
     def of(self, trial: int, place: int) -> Met:
         """As one rank saw it."""
         slowdown = self.transfers[trial % len(self.transfers)].interference.compute
@@ -58,6 +62,17 @@ class Collective:
             int(ns[trial, place if ns.shape[1] > 1 else 0]) for ns in (self.met_ns, self.ends_ns)
         )
         return Met(met_ns, end_ns, slowdown)
+
+
+class Seen(Protocol):
+    """A collective, of which some ranks are remembered, or all (None)."""
+
+    @property
+    def figures(self) -> int: ...
+
+    def seen_by(self, ranks: Sequence[int] | None) -> Seen: ...
+
+    def of(self, trial: int, place: int) -> Met: ...
 
 
 class Remembered:
@@ -68,16 +83,16 @@ class Remembered:
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
         self._ranks = ranks
-        self._seen: list[Collective] = []
+        self._seen: list[Seen] = []
         self._figures = 0
         self.is_whole, self.remembers = True, ranks is None or len(ranks) > 0
 
-    def add(self, collective: Collective) -> None:
+    def add(self, collective: Seen) -> None:
         """One more."""
         if not (self.is_whole and self.remembers):
             return
         self._seen.append(collective.seen_by(self._ranks))
-        self._figures += self._seen[-1].met_ns.size + self._seen[-1].ends_ns.size
+        self._figures += self._seen[-1].figures
         if self._ranks is None and self._figures > _MOST_REMEMBERED:
             self.is_whole = False
             self._seen.clear()
@@ -88,44 +103,29 @@ class Remembered:
         return (collective.of(trial, place) for collective in self._seen)
 
 
-@dataclass(slots=True)
-class Waits:
-    """Ticks in which a rank is in collectives, its compute waits for them, or for late peers."""
-
-    comm_ns: Ticks
-    exposed_ns: Ticks
-    late_ns: Ticks
-
-    @classmethod
-    def none(cls, shape: tuple[int, int]) -> Waits:
-        """Nothing yet."""
-        return cls(*(np.zeros(shape) for _ in range(3)))
-
-    def add(self, trial: int, more: Waits, times: int = 1) -> None:
-        """So many more of the same in a trial."""
-        self.comm_ns[trial] += times * more.comm_ns[trial]
-        self.exposed_ns[trial] += times * more.exposed_ns[trial]
-        self.late_ns[trial] += times * more.late_ns[trial]
-
-    def clear(self, trial: int) -> None:
-        """Nothing of a trial."""
-        self.comm_ns[trial] = self.exposed_ns[trial] = self.late_ns[trial] = 0
-
-
 class InFlight:
     """The collectives of an iteration, one after the other in each group of ranks.
 
     Of [trials, ranks], where ranks are all of a mesh or one that stands for them. `traffics`:
-    another job's beside each trial, or beside none. `paths`: how collectives were found.
+    another job's beside each trial, or beside none. `counts`: how long ranks wait is asked;
+    `tells`: or when they meet. `paths`: how collectives were found.
     """
 
     def __init__(
-        self, shape: tuple[int, int], cost: CollectiveCost, traffics: Sequence[Traffic]
+        self,
+        shape: tuple[int, int],
+        cost: CollectiveCost,
+        traffics: Sequence[Traffic],
+        *,
+        counts: bool,
+        tells: bool,
     ) -> None:
         self._shape = shape
+        self._counts, self._tells = counts, tells
         self._traffics = traffics if any(each != NO_TRAFFIC for each in traffics) else ()
         self._networks = [Flows(traffic) for traffic in self._traffics]
         self.paths: set[str] = set()
+        self.comm_ns: Ticks | float = 0.0  # in which ranks are in collectives, in this iteration
         self._mesh = cost.mesh if isinstance(cost, GroupedCost) else None
         self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
         self._launched: dict[ProcessGroup, deque[tuple[Ticks, Collective]]] = {}  # as joined
@@ -133,32 +133,42 @@ class InFlight:
     def begin(self, start_ns: float | None = None) -> None:
         """An iteration; at `start_ns`, where nothing is in flight then."""
         self._launched.clear()
+        self.comm_ns = 0.0
         if start_ns is not None:
             self._free_ns = dict.fromkeys(self._free_ns, start_ns)
 
-    def joined(self, group: ProcessGroup, ready_ns: Ticks) -> Ticks:
-        """When ranks come to a collective that is ready."""
-        return np.maximum(ready_ns, self._free_ns.get(group, 0.0))
+    def join(self, launched: TrialSent, ready_ns: Ticks) -> tuple[Ticks, Collective]:
+        """When ranks come to a collective that is ready, and what becomes of it."""
+        group = launched.group
+        joined_ns = np.maximum(ready_ns, self._free_ns.get(group, 0.0))
+        ends_ns = self._ends_ns(group, launched.transfers, joined_ns)
+        self._free_ns[group] = ends_ns
+        met_ns = self._met(group, joined_ns) if self._tells else ends_ns
+        collective = Collective(launched.transfers, met_ns, ends_ns)
+        if self._counts:
+            self.comm_ns = self.comm_ns + (ends_ns - joined_ns)
+            self._launched.setdefault(group, deque()).append((joined_ns, collective))
+        return joined_ns, collective
 
-    def met(self, group: ProcessGroup, joined_ns: Ticks) -> Ticks:
+    def _met(self, group: ProcessGroup, joined_ns: Ticks) -> Ticks:
         """When the last rank of each group has come."""
-        met_ns: Ticks = self.by_group(group, joined_ns).max(axis=-1, keepdims=True)
+        met_ns: Ticks = self._by_group(group, joined_ns).max(axis=-1, keepdims=True)
         if met_ns.ndim == joined_ns.ndim:
             return met_ns
         members = self._shape[1] // met_ns.shape[1]
-        return self.by_rank(group, np.repeat(met_ns, members, axis=-1))
+        return self._by_rank(group, np.repeat(met_ns, members, axis=-1))
 
-    def ends_ns(
+    def _ends_ns(
         self, group: ProcessGroup, transfers: Sequence[Transfer], joined_ns: Ticks
     ) -> Ticks:
         """When each rank ends a collective that it joins, [trials, ranks]."""
         if self._traffics:
             return self._ends_beside_traffic(group, transfers, joined_ns)
-        grouped_ns = self.by_group(group, joined_ns)
+        grouped_ns = self._by_group(group, joined_ns)
         if len(transfers) == 1:
             ends, path = collective_ends_ns(transfers[0], grouped_ns)
             self.paths.add(path)
-            return self.by_rank(group, ends)
+            return self._by_rank(group, ends)
         if self._shape[1] == 1:
             self.paths |= {closed_form(transfer) for transfer in transfers}
             return joined_ns + column([duration_ns(transfer) for transfer in transfers])
@@ -166,13 +176,13 @@ class InFlight:
         for transfer, rows in _alike(transfers):
             ends_ns[rows], path = collective_ends_ns(transfer, grouped_ns[rows])
             self.paths.add(path)
-        return self.by_rank(group, ends_ns)
+        return self._by_rank(group, ends_ns)
 
     def _ends_beside_traffic(
         self, group: ProcessGroup, transfers: Sequence[Transfer], joined_ns: Ticks
     ) -> Ticks:
         """All ranks leave together; the links of groups carry no traffic."""
-        met_ns = np.broadcast_to(self.met(group, joined_ns), joined_ns.shape)
+        met_ns = np.broadcast_to(self._met(group, joined_ns), joined_ns.shape)
         ends_ns = np.empty_like(joined_ns)
         for i, (network, traffic) in enumerate(zip(self._networks, self._traffics, strict=True)):
             transfer, path = whole(transfers[i % len(transfers)], traffic)
@@ -183,29 +193,23 @@ class InFlight:
                 ends_ns[i] = met_ns[i] + duration_ns(transfer)
         return ends_ns
 
-    def ended(self, group: ProcessGroup, ends_ns: Ticks) -> None:
-        """The next of a group begins no earlier."""
-        self._free_ns[group] = ends_ns
-
-    def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
-        """One more, in which ranks may wait."""
-        self._launched.setdefault(group, deque()).append((joined_ns, collective))
-
-    def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[Ticks, Ticks]:
+    def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[Ticks | float, Ticks | float]:
         """Ticks of a wait in which one is in flight, and in which one waits for late peers.
 
         Waits come one after the other.
         """
-        lanes = []
+        seen: list[tuple[Ticks, Ticks, Ticks]] = []
         for launched in self._launched.values():
             while launched and (launched[0][1].ends_ns <= start_ns).all():
                 launched.popleft()
-            lanes.append(_seen(launched, start_ns, end_ns))
-        in_flight = [[(joined, ended) for joined, ended, _ in lane] for lane in lanes]
-        late = [[(joined, met) for joined, _, met in lane] for lane in lanes]
-        return _united_ns(in_flight, start_ns), _united_ns(late, start_ns)
+            seen += _seen(launched, start_ns, end_ns)
+        joined_ns, in_order = [joined for joined, *_ in seen], len(self._launched) == 1
+        return (
+            united_ns(joined_ns, [ended for _, ended, _ in seen], in_order=in_order),
+            united_ns(joined_ns, [met for *_, met in seen], in_order=in_order),
+        )
 
-    def by_group(self, group: ProcessGroup, of_ranks: Ticks) -> Ticks:
+    def _by_group(self, group: ProcessGroup, of_ranks: Ticks) -> Ticks:
         """[trials, ranks] to [trials, groups, members], unless all ranks are one group."""
         if group == "world" or self._shape[1] == 1 or self._mesh is None:
             return of_ranks
@@ -215,7 +219,7 @@ class InFlight:
         members = self._mesh.size(group)
         return of_ranks.reshape(-1, self._shape[1] // members, members)
 
-    def by_rank(self, group: ProcessGroup, of_groups: Ticks) -> Ticks:
+    def _by_rank(self, group: ProcessGroup, of_groups: Ticks) -> Ticks:
         """The reverse."""
         if of_groups.ndim == len(self._shape):
             return of_groups
@@ -229,9 +233,6 @@ def _alike(transfers: Sequence[Transfer]) -> list[tuple[Transfer, list[int]]]:
     for i, transfer in enumerate(transfers):
         known.setdefault(id(transfer), []).append(i)
     return [(transfers[rows[0]], rows) for rows in known.values()]
-
-
-_Periods = list[tuple[Ticks, Ticks]]
 
 
 def _seen(
@@ -251,19 +252,21 @@ def _seen(
     return parts
 
 
-def _united_ns(lanes: Sequence[_Periods], like: Ticks) -> Ticks:
-    """Ticks in the periods of some lanes, each of which has none that overlap.
+def united_ns(
+    starts_ns: Sequence[Ticks], ends_ns: Sequence[Ticks], *, in_order: bool
+) -> Ticks | float:
+    """Ticks in at least one of some periods, each [trials, ranks]; one may end before it begins.
 
-    Those of one lane, less those of two at once, and so on.
+    `in_order`: none begins before the one before it has ended.
     """
-    total_ns = np.zeros_like(like)
-    for count in range(1, len(lanes) + 1):
-        for chosen in combinations(lanes, count):
-            for periods in product(*chosen):
-                starts_ns, ends_ns = zip(*periods, strict=True)
-                common_ns = reduce(np.minimum, ends_ns) - reduce(np.maximum, starts_ns)
-                total_ns += (-1) ** (count + 1) * np.maximum(0, common_ns)
-    return total_ns
+    if in_order or len(starts_ns) < 2:
+        each = zip(starts_ns, ends_ns, strict=True)
+        return sum((np.maximum(0, end - start) for start, end in each), start=0.0)
+    starts, ends = np.stack(starts_ns), np.stack(ends_ns)
+    order = np.argsort(starts, axis=0)
+    starts, ends = (np.take_along_axis(ns, order, axis=0) for ns in (starts, ends))
+    starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(ends, axis=0)[:-1])
+    return np.asarray(np.maximum(0, ends - starts).sum(axis=0))
 
 
 def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:

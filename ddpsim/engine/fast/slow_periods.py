@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.engine.fast.scalar import PER_MILLE, Slow, work_end_ns
+from ddpsim.engine.fast.lane import PER_MILLE, Slow, work_end_ns
 from ddpsim.engine.fast.work_sums import WorkSums
 
 __all__ = ["SlowPeriods"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,10 @@ from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ProcessGroup, Transfer
-from ddpsim.engine.compiled import CompiledStep
+from ddpsim.engine.compiled import CompiledStep, Part
+from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction
 
@@ -28,6 +29,7 @@ __all__ = [
     "column",
     "distinct",
     "drawn",
+    "loader_of",
     "of_lanes",
     "side_by_side",
 ]
@@ -55,52 +57,51 @@ class TrialStep:
     offset_ns: Ticks | float
     each: tuple[Instruction, ...]
 
+    @property
+    def first(self) -> Instruction:
+        """As the first trial has it."""
+        return self.each[0]
+
 
 @dataclass(frozen=True, slots=True)
 class TrialWork:
-    """Instructions to compute, one after the other: offsets and device times [works, trials, 1].
+    """Works that follow each other: offsets and device times [works, trials, 1].
 
-    Of `trials` there is one where all have the same. `last_ns`: the last offset, a number or
-    [trials, 1].
+    Of `trials` there is one where all have the same. `offset_ns`: the last offset, or the first one
+    where hosts block, a number or [trials, 1]; `first`: of the first trial.
     """
 
-    offset_ns: Ticks
+    offsets_ns: Ticks
     device_ns: Ticks
-    last_ns: Ticks | float
+    offset_ns: Ticks | float
+    first: Compute
 
     @classmethod
-    def of(cls, timed: Sequence[Sequence[tuple[int, Instruction]]]) -> TrialWork | None:
-        """What takes the device's time; None where nothing does."""
-        works = [
-            [(offset, i.device_ns) for offset, i in each if isinstance(i, Compute)]
-            for each in timed
-        ]
-        figures = np.array([each for each in works if any(ns for _, ns in each)], dtype=np.float64)
-        return cls._with(figures[..., :1], figures[..., 1:]) if len(figures) else None
-
-    @classmethod
-    def _with(cls, offset_ns: Ticks, device_ns: Ticks) -> TrialWork:
-        return cls(offset_ns, device_ns, column(offset_ns[-1, :, 0].tolist()))
-
-    def split(self, most: int | None) -> Iterator[TrialWork]:
-        """The same in pieces of so many works at most."""
-        many = most or len(self.device_ns)
-        for i in range(0, len(self.device_ns), many):
-            yield self._with(self.offset_ns[i : i + many], self.device_ns[i : i + many])
+    def of(
+        cls, parts: Sequence[Part], most: int | None, *, blocks: bool = False
+    ) -> Iterator[TrialWork]:
+        """What takes the device's time, or the host's if it `blocks`, `most` works at once."""
+        each = zip(*(part.works for part in parts), strict=True)
+        kept = [works for works in each if blocks or any(i.device_ns for _, i in works)]
+        figures = np.array([[(ns, i.device_ns) for ns, i in works] for works in kept], np.float64)
+        many = most or max(1, len(kept))
+        for begin in range(0, len(kept), many):
+            some = figures[begin : begin + many]
+            last_ns = some[0 if blocks else -1, :, 0]
+            yield cls(some[..., :1], some[..., 1:], column(last_ns.tolist()), kept[begin][0][1])
 
 
-def side_by_side(scripts: Sequence[CompiledStep], most: int | None) -> list[TrialStep | TrialWork]:
-    """The instructions of all scripts side by side, those to compute together, `most` at once."""
+def side_by_side(
+    scripts: Sequence[CompiledStep], most: int | None, *, blocks: bool
+) -> list[TrialStep | TrialWork]:
+    """The parts of all scripts side by side, `most` works at once."""
     steps: list[TrialStep | TrialWork] = []
-    timed = zip(*(script.timed for script in scripts), strict=True)
-    for computes, group in groupby(timed, key=lambda each: isinstance(each[0][1], Compute)):
-        if not computes:
-            steps += [
-                TrialStep(column([offset for offset, _ in each]), tuple(i for _, i in each))
-                for each in group
-            ]
-        elif work := TrialWork.of(list(group)):
-            steps += work.split(most)
+    for parts in zip(*(script.parts for script in scripts), strict=True):
+        if parts[0].works:
+            steps += TrialWork.of(parts, most, blocks=blocks)
+        else:
+            offset_ns = column([part.offset_ns for part in parts])
+            steps.append(TrialStep(offset_ns, tuple(part.first for part in parts)))
     return steps
 
 
@@ -143,6 +144,14 @@ def column(values: Sequence[float]) -> Ticks | float:
 def distinct(hosts: Sequence[Host]) -> Sequence[Host]:
     """One host if it is that of all trials."""
     return hosts[:1] if all(host is hosts[0] for host in hosts) else hosts
+
+
+def loader_of(hosts: Sequence[Host]) -> Batches:
+    """Each trial's, all of the same capacity."""
+    loaders = [host.program.loader for host in hosts]
+    known = [loader for loader in loaders if loader]
+    batch_ns: Any = column([loader.batch_ns for loader in known])
+    return Batches(replace(known[0], batch_ns=batch_ns) if known else None, np.maximum)
 
 
 def drawn(trials: Sequence[Trial], ranks: int, number: int) -> tuple[Ticks | None, Ticks | None]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.fast.lane import PER_MILLE
 
 __all__ = ["Prefixes", "WorkSums"]
 

@@ -1,32 +1,19 @@
-"""One rank whose collectives are known: its lanes, instruction by instruction, without events.
-
-With NCCL one collective is in flight at a time, and all that a rank does before it joins the next
-one follows from what is known then: the host's clock, the compute stream so far, the end of the
-collective before. So the instructions can be carried out in the order of their launch. This gives
-the ticks that SimPy's events give (`ddpsim.engine.reference.rank`, the plain model).
-"""
+"""One rank whose collectives are known, by integers: its spans, instruction by instruction."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ddpsim.cluster.transfers import ProcessGroup, RingTransfer, Transfer, WholeTransfer
+from ddpsim.engine.compiled import Part
 from ddpsim.engine.fast.batches import Batches
+from ddpsim.engine.fast.evaluator import Evaluator
 from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
-from ddpsim.strategies.instructions import (
-    Await,
-    Communicate,
-    Compute,
-    Instruction,
-    LoadBatch,
-    Mark,
-    Record,
-    Synchronize,
-)
+from ddpsim.strategies.instructions import Communicate
 
 __all__ = ["PER_MILLE", "Lane", "Met", "Slow", "closed_form", "work_end_ns"]
 
@@ -82,8 +69,8 @@ def work_end_ns(start_ns: int, work_ns: int, slow: Iterable[Slow], parts: int = 
     return now - (-left // parts)
 
 
-class Lane:
-    """A rank's compute stream and communication lane, driven by its host's script.
+class Lane(Evaluator):
+    """A rank's compute stream and communication lanes, driven by its host's script.
 
     `slowdown[i]` multiplies the device work of iteration i, before which the rank stands still for
     `stalls_ns[i]`. `tells`: its spans are asked for, and not only when steps begin and end.
@@ -98,20 +85,18 @@ class Lane:
         *,
         tells: bool = True,
     ) -> None:
+        super().__init__(blocks=host.program.blocking)
         self._tells = tells
         self.timeline = RankTimeline()
         self._host = host
         self._meet = meet
         self._slowdown = slowdown
         self._stalls_ns = stalls_ns
-        self._host_ns = 0  # when the host last went on after a wait
+        self._factor: float | None = None  # of this iteration
         self._batches = Batches(host.program.loader)
         self._state: tuple[int, ...] = ()  # of host and loader, since the last step's end
-        self._compute_ns = 0  # when the stream has done all that was launched
-        self._comm_ns: dict[ProcessGroup, int] = {}  # when a group's communication lane has
+        self._busy_ns: dict[ProcessGroup, list[int]] = {}  # until when a group's threads are
         self._slow: deque[Slow] = deque()
-        self._done_ns: list[int] = []  # of each collective of the iteration
-        self._recorded_ns: dict[int, int] = {}
         self._waited = False  # the device, or a collective, for a launch
 
     def train(self, steps: int | None = None) -> tuple[int, int]:
@@ -121,12 +106,12 @@ class Lane:
         """
         iterations, ended = self._host.program.iterations, dict[tuple[int, ...], int]()
         for number in range(steps or self._host.steps):
-            start_ns = self._compute_ns
+            start_ns = self._stream_ns
             self._iterate(number)
             if steps is not None:
                 continue
             before, self._state = self._state, self._standing()
-            if self._repeats_from(number, self._compute_ns - start_ns, before):
+            if self._repeats_from(number, self._stream_ns - start_ns, before):
                 return number, iterations - 1
             since = ended.setdefault(self._state, number)
             if self._tells or self._state == before:  # the next step may be like this one
@@ -137,7 +122,7 @@ class Lane:
 
     def _standing(self) -> tuple[int, ...]:
         """Of host and loader, since the device's last step, all that later launches depend on."""
-        now_ns = self._compute_ns
+        now_ns = self._stream_ns
         return self._host_ns - now_ns, *self._batches.since(now_ns)
 
     def _repeats_from(self, number: int, length_ns: int, before: tuple[int, ...]) -> bool:
@@ -164,96 +149,82 @@ class Lane:
         return True
 
     def _iterate(self, number: int) -> None:
-        factor = self._slowdown[min(number, len(self._slowdown) - 1)] if self._slowdown else None
-        self._done_ns = []
+        slowdown, step = self._slowdown, self._host.step(number)
+        self._factor = slowdown[min(number, len(slowdown) - 1)] if slowdown else None
         self._waited = False
         if self._stalls_ns and self._stalls_ns[number]:
             self._compute("stall", self._host_ns, self._stalls_ns[number])
-        script = self._host.step(number)
-        for offset_ns, instruction in script.timed:
-            launched_ns = self._host_ns + offset_ns
-            if isinstance(instruction, Compute):
-                if work_ns := instruction.device_ns:
-                    scaled_ns = work_ns if factor is None else round(work_ns * factor)
-                    self._compute(instruction.kind, launched_ns, scaled_ns)
-            else:
-                self._carry_out(instruction, launched_ns)
-        self._host_ns += script.last_ns
+        self._evaluate(step.parts, step.last_ns)
 
-    def _carry_out(self, instruction: Instruction, launched_ns: int) -> None:
-        match instruction:
-            case Communicate():
-                self._communicate(instruction, launched_ns)
-            case Await():
-                self._await(instruction, launched_ns)
-            case LoadBatch():
-                self._host_ns = self._batches.take(launched_ns)
-                if self._host.program.loader and self._tells:
-                    self.timeline.host.append(Span("data_wait", launched_ns, self._host_ns))
-            case Synchronize():
-                self._synchronize(launched_ns)
-            case Record(number):
-                self._recorded_ns[number] = self._compute_ns
-            case Mark(place):
-                self._launched(launched_ns)
-                getattr(self.timeline, f"{place}_ns").append(self._compute_ns)
-
-    def _synchronize(self, asked_ns: int) -> None:
-        """The host goes on when the stream is done."""
-        self._host_ns = max(asked_ns, self._compute_ns)
-        if self._host_ns > asked_ns and self._tells:
-            self.timeline.host.append(Span("device_wait", asked_ns, self._host_ns))
-
-    def _launched(self, launched_ns: int) -> None:
-        """The stream comes to a launch: it may have to wait for it."""
-        if self._compute_ns < launched_ns:
-            self._compute_ns = launched_ns
-            self._waited = True
+    def _work(self, part: Part) -> None:
+        factor = self._factor
+        for offset_ns, work in part.works:
+            work_ns = work.device_ns
+            if work_ns or self._blocks:
+                scaled_ns = work_ns if factor is None else round(work_ns * factor)
+                self._compute(work.kind, self._host_ns + offset_ns, scaled_ns)
+            if self._blocks:
+                self._host_ns = self._stream_ns
 
     def _compute(self, kind: Kind, launched_ns: int, work_ns: int) -> None:
-        self._launched(launched_ns)
-        start_ns = self._compute_ns
+        self._launch(launched_ns)
+        start_ns = self._stream_ns
         if self._slow and self._slow[0].start_ns < start_ns + work_ns:
-            self._compute_ns = work_end_ns(start_ns, work_ns, self._slow)
-            while self._slow and self._slow[0].end_ns <= self._compute_ns:
-                self._slow.popleft()
+            self._come_to(work_end_ns(start_ns, work_ns, self._slow))
         else:
-            self._compute_ns = start_ns + work_ns
+            self._stream_ns = start_ns + work_ns
         if work_ns and self._tells:
-            self.timeline.compute.append(Span(kind, start_ns, self._compute_ns))
+            self.timeline.compute.append(Span(kind, start_ns, self._stream_ns))
 
-    def _communicate(self, launched: Communicate, launched_ns: int) -> None:
+    def _join(self, part: Part, launched_ns: int) -> int:
+        launched: Any = part.first
         ready_ns = self._ready_ns(launched, launched_ns)
-        joined_ns = max(ready_ns, self._comm_ns.get(launched.group, 0))
+        busy_ns = self._busy_ns.setdefault(launched.group, [])
+        joined_ns = ready_ns
+        if len(busy_ns) == self._host.program.comm_workers:
+            joined_ns = max(ready_ns, min(busy_ns))
+            busy_ns.remove(min(busy_ns))
         met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
         if slowdown != 1 and end_ns > joined_ns:
             slow_while(self._slow, Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
-        self._comm_ns[launched.group] = end_ns
-        self._done_ns.append(end_ns + launched.after_ns)
+        done_ns: int = end_ns + launched.after_ns
+        busy_ns.append(done_ns if self._blocks else end_ns)
         if self._tells:
             self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
+        return done_ns
 
-    def _ready_ns(self, launched: Communicate, launched_ns: int) -> int:
-        if launched.follows is not None:
-            followed_ns = self._done_ns[launched.follows]
-            self._waited |= followed_ns < launched_ns
-            return max(launched_ns, followed_ns) + launched.before_ns
-        if launched.waits_for is not None:
-            recorded_ns = self._recorded_ns[launched.waits_for]
-            self._waited |= recorded_ns < launched_ns
-            return max(launched_ns, recorded_ns) + launched.before_ns
-        self._launched(launched_ns)
-        return self._compute_ns + launched.before_ns
+    def _done_ns(self, number: int) -> int:
+        return int(self._sent[number])
 
-    def _await(self, awaited: Await, launched_ns: int) -> None:
-        self._launched(launched_ns)
-        start_ns, done_ns = self._compute_ns, self._done_ns[awaited.number]
-        if done_ns > start_ns:
-            if self._tells:
-                self.timeline.compute.append(Span("comm_wait", start_ns, done_ns))
-            self._compute_ns = done_ns
-            while self._slow and self._slow[0].end_ns <= done_ns:
-                self._slow.popleft()
+    def _loaded_ns(self, asked_ns: int) -> int:
+        come_ns = int(self._batches.take(asked_ns))
+        if self._host.program.loader and self._tells:
+            self.timeline.host.append(Span("data_wait", asked_ns, come_ns))
+        return come_ns
+
+    def _launch(self, launched_ns: int) -> None:
+        if self._stream_ns < launched_ns:
+            self._stream_ns = launched_ns
+            self._waited = True
+
+    def _come_to(self, now_ns: int) -> None:
+        self._stream_ns = now_ns
+        while self._slow and self._slow[0].end_ns <= now_ns:
+            self._slow.popleft()
+
+    def _note_wait(self, is_late: bool) -> None:  # noqa: FBT001 -- see Evaluator
+        self._waited |= is_late
+
+    def _saw_mark(self, place: str) -> None:
+        getattr(self.timeline, f"{place}_ns").append(self._stream_ns)
+
+    def _saw_comm_wait(self, done_ns: int) -> None:
+        if self._tells and done_ns > self._stream_ns:
+            self.timeline.compute.append(Span("comm_wait", self._stream_ns, done_ns))
+
+    def _saw_device_wait(self, asked_ns: int) -> None:
+        if self._tells and self._host_ns > asked_ns:
+            self.timeline.host.append(Span("device_wait", asked_ns, self._host_ns))
 
 
 def slow_while(known: deque[Slow], more: Slow) -> None:
