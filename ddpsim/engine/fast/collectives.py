@@ -262,11 +262,22 @@ def united_ns(
     if in_order or len(starts_ns) < 2:
         each = zip(starts_ns, ends_ns, strict=True)
         return sum((np.maximum(0, end - start) for start, end in each), start=0.0)
-    starts, ends = np.stack(starts_ns), np.stack(ends_ns)
-    order = np.argsort(starts, axis=0)
-    starts, ends = (np.take_along_axis(ns, order, axis=0) for ns in (starts, ends))
-    starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(ends, axis=0)[:-1])
-    return np.asarray(np.maximum(0, ends - starts).sum(axis=0))
+    # as many have begun and not ended whichever begin and end belong together
+    ends = _in_order([np.maximum(*each) for each in zip(starts_ns, ends_ns, strict=True)])
+    starts = _in_order(starts_ns)
+    overlaps = (np.maximum(0, end - start) for end, start in zip(ends, starts[1:], strict=False))
+    return sum((end - start for end, start in zip(ends, starts, strict=True)), -sum(overlaps))
+
+
+def _in_order(rows: Sequence[Ticks]) -> list[Ticks]:
+    """Each column sorted; of few rows quicker than numpy's sort."""
+    ordered: list[Ticks] = []
+    for row in rows:
+        later = row
+        for i, other in enumerate(ordered):
+            ordered[i], later = np.minimum(other, later), np.maximum(other, later)
+        ordered.append(later)
+    return ordered
 
 
 def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:
