@@ -24,6 +24,7 @@ from ddpsim.units import format_bytes, format_duration
 __all__ = ["split_to_fit", "ways_to_fit"]
 
 _MOST = 3  # ways that are named
+_MOST_MICRO_BATCHES = 256  # of a way: to simulate more takes as many times as long
 _KEPT = ("backend", "torch", "accumulation_steps", "no_sync")  # options that fully_shard has too
 
 
@@ -68,7 +69,9 @@ def _split(scenario: Scenario, count: int) -> Scenario:
 
 
 def _fits(scenario: Scenario, parts: Parts | None) -> bool:
-    return resolve(scenario, parts=parts).memory().fits
+    """As two micro-batches do, where there are more."""
+    few = _with(scenario, "ddp", accumulation_steps=min(2, scenario.ddp.accumulation_steps))
+    return resolve(few, parts=parts).memory().fits
 
 
 def _with(scenario: Scenario, section: str, **values: Any) -> Scenario:
@@ -198,5 +201,7 @@ def _micro_batches(way: _Way) -> _Way | None:
     except ScenarioError:
         return None
     batch, steps = split.workload.batch_per_rank, split.ddp.accumulation_steps
+    if steps > _MOST_MICRO_BATCHES:
+        return None
     settings = (f"workload.batch_per_rank={batch}", f"ddp.accumulation_steps={steps}")
     return way.and_with(split, f"{steps} micro-batches of {batch}", *settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -20,7 +20,6 @@ __all__ = [
     "Unit",
     "backward_pieces",
     "blocks",
-    "chain_of",
     "dtypes_of",
     "forward_pieces",
     "plan_units",
@@ -74,14 +73,13 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
         if prefix not in first:
             raise InputError(key, _no_such_module(prefix, names))
     ordered = ("", *sorted(prefixes, key=lambda prefix: (first[prefix], len(prefix))))
-    owners = [chain_of(name, ordered)[-1] for name in names]
+    places = places_of(ordered)
+    members: list[list[int]] = [[] for _ in ordered]
+    for i, name in enumerate(names):
+        members[chain_of(name, places)[-1]].append(i)
     return tuple(
-        Unit(
-            prefix,
-            tuple(i for i, owner in enumerate(owners) if owner == number),
-            begins_model=number == ROOT or first[prefix] == 0,
-        )
-        for number, prefix in enumerate(ordered)
+        Unit(prefix, tuple(own), begins_model=number == ROOT or first[prefix] == 0)
+        for number, (prefix, own) in enumerate(zip(ordered, members, strict=True))
     )
 
 
@@ -98,18 +96,17 @@ def _prefixes(model: Model, choice: Units, key: str) -> tuple[str, ...]:
     return choice
 
 
-def chain_of(module: str, prefixes: tuple[str, ...]) -> tuple[int, ...]:
+def chain_of(module: str, places: Mapping[str, int]) -> tuple[int, ...]:
     """The places of the units that hold a module, or a parameter, from the root inwards."""
-    places = _places(prefixes)
     return tuple(places[name] for name in (*_modules(module), module) if name in places)
 
 
-@lru_cache(maxsize=8)
-def _places(prefixes: tuple[str, ...]) -> dict[str, int]:
+def places_of(prefixes: Iterable[str]) -> dict[str, int]:
+    """The place of each unit among all, by its prefix."""
     return {prefix: i for i, prefix in enumerate(prefixes)}
 
 
-@lru_cache(maxsize=4096)  # variants of a model have the same names
+@lru_cache(maxsize=2**15)  # variants of a model have the same names
 def _modules(name: str) -> tuple[str, ...]:
     """Those that hold it, the outermost first: "", a, a.b of a.b.c."""
     ends = [i for i, letter in enumerate(name) if letter == "."]
@@ -150,8 +147,8 @@ def _no_such_module(prefix: str, names: Sequence[str]) -> str:
 
 def backward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     """The work before each gradient, in their order, and the tail, which is the root's."""
-    prefixes = tuple(unit.name for unit in units)
-    owners = [chain_of(model.parameters[i].name, prefixes) for i in model.ready_order]
+    places = places_of(unit.name for unit in units)
+    owners = [chain_of(model.parameters[i].name, places) for i in model.ready_order]
     return [Piece(*each) for each in zip([*owners, (ROOT,)], model.backward, strict=True)]
 
 
@@ -161,10 +158,10 @@ def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     Where they are not, in the reverse of the backward's order, each unit with the share that it has
     of the backward's time (assumed).
     """
-    prefixes = tuple(unit.name for unit in units)
     backward = backward_pieces(model, units)
     if model.forward_modules:
-        named = [chain_of(module, prefixes) for module in model.forward_modules]
+        places = places_of(unit.name for unit in units)
+        named = [chain_of(module, places) for module in model.forward_modules]
         outputs = model.forward_outputs or [0.0] * len(named)
         pieces = [Piece(*each) for each in zip(named, model.forward, outputs, strict=True)]
         if _entered(pieces) >= _entered(backward):
