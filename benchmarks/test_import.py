@@ -92,10 +92,11 @@ def written(path: Path, mib: int) -> Path:
     begin, unit, end = KINDS.get(path.name, (HEAD, b"", b"{}]}"))
     with path.open("wb") as file:
         file.write(begin)
-        step = 0
-        while file.tell() < mib << 20:
+        step, part = 1, unit * (2**20 // len(unit)) if unit else b"".join(events(1))
+        while file.tell() + len(part) + len(end) <= mib << 20:
+            file.write(part)
             step += 1
-            file.writelines(events(step) if not unit else [unit * (2**20 // len(unit))])
+            part = part if unit else b"".join(events(step))
         file.write(end)
     return path
 

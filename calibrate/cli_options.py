@@ -16,6 +16,7 @@ from ddpsim.cli import parsed
 from ddpsim.errors import shown
 from ddpsim.importers.measured import Layout, Operation, parse_layout
 from ddpsim.scenario.suggest import in_own_words
+from ddpsim.settings import split_values
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = [
@@ -62,7 +63,7 @@ Variants = Annotated[
         "--variant",
         metavar="KEY=VALUE,...",
         help="Another variant, with keys of a scenario's ddp section: strategy=fully_shard,"
-        "reshard_after_forward=false; bucket_cap_mb=default is torch's own.",
+        "units=[layers.0,layers.1]; bucket_cap_mb=default is torch's own.",
     ),
 ]
 Layouts = Annotated[
@@ -127,8 +128,8 @@ def _variant(text: str) -> Variant:
         return typer.BadParameter(f"{shown(text)}: {said}", param_hint="--variant")
 
     keys: dict[str, str] = {}
-    for part in text.replace(" ", "").split(","):
-        key, equals, value = part.partition("=")
+    for part in split_values(text):
+        key, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
             raise refused(f"{shown(part)} has no value; write KEY=VALUE")
         if key in keys:

@@ -83,16 +83,16 @@ class _Recorder:
 
 def _loss(title: str, made: Made) -> Tensor:
     """The loss of a step; raises MeasureError where it is none."""
-    loss, wrong = made.forward(), ""
+    loss: object = made.forward()  # what the user's own function returned
     if not isinstance(loss, Tensor):
         wrong = f"is of type {type(loss).__name__}: return a tensor"
     elif loss.numel() != 1:
         wrong = f"has the shape {list(loss.shape)}: return its mean or sum"
     elif not loss.requires_grad:
         wrong = "depends on no parameter that is trained: look for detach()"
-    if wrong:
-        raise MeasureError(f"the loss of {title} {wrong}")
-    return loss
+    else:
+        return loss
+    raise MeasureError(f"the loss of {title} {wrong}")
 
 
 def capture(source: Source) -> Document:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
+from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.scenario.options.zero_redundancy import HookName
 
 __all__ = ["CAPS", "DDP", "SHARDED", "CommHook", "StrategyName", "Variant"]
@@ -18,8 +21,18 @@ StrategyName = Literal[
 DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 SHARDED = ("fully_shard", "hsdp")
 _REDUCED_ONCE = ("naive", "naive_flat")  # whatever the micro-batches of a step
+_OF_SHARDED = ("reshard_after_forward", "units")
 _OF_ZERO1 = ("overlap_with_ddp", "hook", "shard_buckets")
 _OF_DDP = ("bucket_cap_mb", "comm_hook", "gradient_as_bucket_view", "find_unused_parameters")
+
+
+def _from_yaml(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise ValueError("units is no YAML; write [layers.0, layers.1]") from None
 
 
 class Variant(BaseModel):
@@ -36,6 +49,9 @@ class Variant(BaseModel):
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
     reshard_after_forward: bool = Field(default=True, description="of fully_shard and hsdp")
+    units: Annotated[Units, BeforeValidator(_from_yaml)] = Field(
+        "blocks", description="of fully_shard and hsdp: what is sharded on its own"
+    )
     overlap_with_ddp: bool = Field(default=False, description="of zero1, with NCCL")
     hook: HookName = Field("hook_with_zero_step", description="of overlap_with_ddp")
     shard_buckets: bool = Field(default=False, description="of overlap_with_ddp")
@@ -46,8 +62,8 @@ class Variant(BaseModel):
         given = {name for name, value in self if value != usual[name]}
         if self.strategy not in DDP and (wrong := given.intersection(_OF_DDP)):
             raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of DDP; drop one")
-        if self.strategy not in SHARDED and not self.reshard_after_forward:
-            raise ValueError(f"{self.strategy} has no reshard_after_forward; drop one")
+        if self.strategy not in SHARDED and (wrong := given.intersection(_OF_SHARDED)):
+            raise ValueError(f"{self.strategy} has no {min(wrong)}; drop one")
         if self.strategy != "zero1" and (wrong := given.intersection(_OF_ZERO1)):
             raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of zero1; drop one")
         if self.comm_hook != "powerSGD" and self.matrix_approximation_rank > 1:
@@ -85,7 +101,7 @@ class Variant(BaseModel):
     def forward(self) -> object:
         """What the forward does: the same in variants of which this is equal."""
         kind = self.strategy if self.strategy in SHARDED else self.strategy in DDP
-        own = (self.find_unused_parameters, self.reshard_after_forward, self.no_sync)
+        own = (self.find_unused_parameters, self.reshard_after_forward, self.units, self.no_sync)
         return self.accumulation_steps, kind, *own
 
     @property
@@ -104,9 +120,16 @@ class Variant(BaseModel):
             "view": self.gradient_as_bucket_view,
             "find_unused": self.find_unused_parameters,
             "keep": not self.reshard_after_forward,
+            self._units_label: self.units != "blocks",
             "interleaved" if self.hook.endswith("interleaved") else "overlapped": (
                 self.overlap_with_ddp
             ),
             "in shards": self.shard_buckets,
         }
         return " ".join([*words, *(word for word, holds in told.items() if holds)])
+
+    @property
+    def _units_label(self) -> str:
+        if isinstance(self.units, BySize):
+            return f"units from {self.units.min_parameters}"
+        return f"{len(self.units)} units" if self.units else "root alone"

@@ -2,7 +2,8 @@
 
 Each is a shipped scenario with some keys changed to values that its schema takes, or to hostile
 ones. It must end in an answer within reason or in one error. Prints a table of what came of them,
-and each scenario that ended in something else or took more than 5 s of CPU.
+and each scenario that ended in something else or took more than 5 s of CPU. After 60 s of CPU it is
+stopped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import random
 import re
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -36,7 +38,17 @@ UNITS = {
 }
 TRIES = 12  # changes a scenario
 LONGEST_CPU_S = 5.0
+STOPPED_AFTER_CPU_S = 60.0
 MEMORY_BYTES = 8 << 30
+
+
+class TooLong(BaseException):
+    """Raised in a call that took STOPPED_AFTER_CPU_S; no handler of ddpsim's takes it."""
+
+
+def too_long(*_: object) -> None:
+    """Handle SIGVTALRM."""
+    raise TooLong
 
 
 def keys(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,15 +106,20 @@ def simulated(path: Path, settings: list[str]) -> str:
 def outcome(call: Callable[[], Any]) -> str:
     """What comes of a call, and whether it took long."""
     begun_s = time.process_time()
+    signal.setitimer(signal.ITIMER_VIRTUAL, STOPPED_AFTER_CPU_S)
     try:
         made = call()
         step_s = made.iteration_time_s.mean if isinstance(made, ddpsim.Result) else 1.0
         said = "answered" if isfinite(step_s) and 0 < step_s < 1e9 else f"FAULT: {step_s} s"
     except DdpsimError as error:
         said = f"refused: {type(error).__name__}"
+    except TooLong:
+        said = "FAULT: stopped"
     except Exception as error:  # noqa: BLE001 -- what this looks for
         traceback.print_exc()
         said = f"FAULT: {type(error).__name__}"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     took_s = time.process_time() - begun_s
     return f"{said}, over {LONGEST_CPU_S:g} s of CPU" if took_s > LONGEST_CPU_S else said
 
@@ -110,6 +127,7 @@ def outcome(call: Callable[[], Any]) -> str:
 def main(count: int, seed: int) -> None:
     """Print the table."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    signal.signal(signal.SIGVTALRM, too_long)
     chance = random.Random(seed)  # noqa: S311 -- no secret
     schema = Scenario.model_json_schema(by_alias=True)
     known = [each for each in keys(schema, schema) if each[0] not in ("schema", "name")]

@@ -24,7 +24,7 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, hook_gradients, reduced_parameters
 from calibrate.records.record import Layout
 from calibrate.records.variant import DDP, SHARDED, StrategyName, Variant
-from ddpsim.strategies.fully_shard.units import blocks
+from ddpsim.strategies.fully_shard.units import named_units
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -168,8 +168,10 @@ def _fully_sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- a second to import
 
     mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
-    units = blocks(list(dict(own.model.named_parameters())))
-    for unit in (*reversed(units), ""):
+    sizes = [(name, parameter.numel()) for name, parameter in own.model.named_parameters()]
+    units = named_units(sizes, variant.units, "units")
+    inner_first = sorted(units, key=lambda unit: -unit.count("."))
+    for unit in (*inner_first, ""):
         fully_shard(
             own.model.get_submodule(unit),
             mesh=mesh,

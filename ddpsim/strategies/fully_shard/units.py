@@ -19,9 +19,9 @@ __all__ = [
     "Piece",
     "Unit",
     "backward_pieces",
-    "blocks",
     "dtypes_of",
     "forward_pieces",
+    "named_units",
     "plan_units",
     "spans",
 ]
@@ -61,7 +61,8 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
     `key`: where the choice is.
     """
     names = [parameter.name for parameter in model.parameters]
-    prefixes = _prefixes(model, choice, key)
+    sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
+    prefixes = named_units(sizes, choice, key)
     if choice == "blocks" and not prefixes:
         raise InputError(
             key,
@@ -69,9 +70,6 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
             "list the modules to shard on their own, or write [] for the root alone",
         )
     first = _first_parameters(names)
-    for prefix in prefixes:
-        if prefix not in first:
-            raise InputError(key, _no_such_module(prefix, names))
     ordered = ("", *sorted(prefixes, key=lambda prefix: (first[prefix], len(prefix))))
     places = places_of(ordered)
     members: list[list[int]] = [[] for _ in ordered]
@@ -83,16 +81,27 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
     )
 
 
-def _prefixes(model: Model, choice: Units, key: str) -> tuple[str, ...]:
+def named_units(
+    sizes: Sequence[tuple[str, int]], choice: Units, key: str = "ddp.fully_shard.units"
+) -> tuple[str, ...]:
+    """Names of the modules that `choice` shards on their own; the root is none of them.
+
+    `sizes`: names and elements of the model's parameters. Raises InputError at `key` for the name
+    of a module that holds none, and for a size above the model's.
+    """
+    names = [name for name, _ in sizes]
     if choice == "blocks":
-        return blocks([parameter.name for parameter in model.parameters])
+        return _blocks(names)
     if isinstance(choice, BySize):
-        sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
         least, whole = choice.min_parameters, sum(numel for _, numel in sizes)
         if least > whole:
             told = f"{least} is more than the {whole} elements of the model; write fewer"
             raise InputError(key, f"{told}, or [] for the root alone")
         return large_modules(sizes, least)
+    first = _first_parameters(names)
+    for prefix in choice:
+        if prefix not in first:
+            raise InputError(key, _no_such_module(prefix, names))
     return choice
 
 
@@ -122,7 +131,7 @@ def _first_parameters(names: Sequence[str]) -> dict[str, int]:
     return first
 
 
-def blocks(names: Sequence[str]) -> tuple[str, ...]:
+def _blocks(names: Sequence[str]) -> tuple[str, ...]:
     """Numbered modules, such as layers.0 and encoder_layer_0, the outermost of each parameter."""
     found: dict[str, None] = {}
     for name in names:

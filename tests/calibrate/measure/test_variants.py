@@ -12,14 +12,20 @@ from calibrate.cli_options import variants_of
 from calibrate.measure.errors import MeasureError
 from calibrate.records.record import Layout
 from calibrate.records.variant import Variant
+from ddpsim.errors import InputError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
 
 def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
-    texts = ["strategy=fully_shard, reshard_after_forward=false", "bucket_cap_mb=5"]
+    texts = [
+        "strategy=fully_shard, reshard_after_forward=false, units=[first, second]",
+        "strategy=hsdp, units={min_parameters: 100}",
+        "bucket_cap_mb=5",
+    ]
     assert variants_of(texts) == [
-        Variant(strategy="fully_shard", reshard_after_forward=False),
+        Variant(strategy="fully_shard", reshard_after_forward=False, units=("first", "second")),
+        Variant(strategy="hsdp", units={"min_parameters": 100}),
         Variant(bucket_cap_mb=5),
     ]
     assert variants_of(["bucket_cap_mb=default"]) == [Variant()]
@@ -38,6 +44,9 @@ def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
         ("nosync=false", "nosync is no key of a variant; known: bucket_cap_mb,"),
         ("strategy=naive,bucket_cap_mb=5", "naive has no bucket_cap_mb, an option of DDP;"),
         ("reshard_after_forward=false", "ddp has no reshard_after_forward; drop one"),
+        ("units=[a]", "ddp has no units; drop one"),
+        ("strategy=fully_shard,units=layers", "units 'layers' is no choice of units; write blocks"),
+        ("strategy=fully_shard,units=[a", "units is no YAML; write [layers.0, layers.1]"),
         ("matrix_approximation_rank=2", "none has no matrix_approximation_rank; drop one"),
         ("overlap_with_ddp=true", "ddp has no overlap_with_ddp, an option of zero1; drop one"),
         ("strategy=zero1,shard_buckets=true", "are of overlap_with_ddp; write it too"),
@@ -63,6 +72,7 @@ def test_a_variant_has_a_short_label() -> None:
     synced = Variant(strategy="zero1", bucket_cap_mb=5, accumulation_steps=2, no_sync=False)
     assert synced.label == "zero1 5 x2 synced"
     assert Variant(strategy="fully_shard", reshard_after_forward=False).label == "fully_shard keep"
+    assert Variant(strategy="hsdp", units=("a", "b")).label == "hsdp 2 units"
     hook = "hook_with_zero_step_interleaved"
     interleaved = Variant(strategy="zero1", overlap_with_ddp=True, hook=hook, shard_buckets=True)
     assert interleaved.label == "zero1 interleaved in shards"
@@ -101,6 +111,21 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_units_are_those_of_the_variant(one_rank: None) -> None:
+    from calibrate.measure.ddp.loops import loop_of
+    from calibrate.measure.model.training import prepare
+
+    bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), "sgd", fused=False)
+    layout = Layout(nodes=1, gpus_per_node=1)
+    for units, sharded in ((("0",), ["0"]), ((), []), ("blocks", ["0", "2"])):
+        loop = loop_of(bare, Variant(strategy="fully_shard", units=units), layout)
+        modules = loop.training.model.named_modules()
+        assert [name for name, each in modules if name and hasattr(each, "unshard")] == sharded
+        assert list(loop.units) == sharded
+    with pytest.raises(InputError, match="'layer' holds no parameter: name a module of this mod"):
+        loop_of(bare, Variant(strategy="fully_shard", units=("layer",)), layout)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
