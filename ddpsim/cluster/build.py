@@ -17,6 +17,7 @@ from ddpsim.cluster.cost import (
 )
 from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
 from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.layouts import joined, with_replicas
 from ddpsim.cluster.link_sources import algorithm_choices
 from ddpsim.cluster.logs import (
     EXTRAPOLATED_LOG,
@@ -64,6 +65,7 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
 
     A log answers before a profile, a profile before links, for the sizes that each covers.
     """
+    scenario = with_replicas(scenario)
     if scenario.cluster.world_size == 1:
         checked_log(scenario, "all_reduce")
         alone = Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
@@ -106,10 +108,11 @@ def _refuse_other_links(cluster: Cluster) -> None:
 
 def _traffic(scenario: Scenario) -> Traffic:
     """What else the nodes' network carries; raises InputError where its rate is not known."""
-    cluster, data = scenario.cluster, scenario.workload.data
+    cluster, data = joined(scenario), scenario.workload.data
     other, reads = cluster.background, data and data.sample_bytes
     if cluster.nodes == 1 or not (other or reads):
         return NO_TRAFFIC
+    nodes = cluster.gpus_per_node / scenario.cluster.gpus_per_node  # that NCCL counts as one
     wires = Wires.of(cluster, scenario.run.seed)
     rate = wires.paths.least_network.bandwidth_bytes_per_s
     loaded = cluster.gpus_per_node * data.rate_samples_per_s * reads if data and reads else 0.0
@@ -118,7 +121,7 @@ def _traffic(scenario: Scenario) -> Traffic:
     slowest = min(link.bandwidth_bytes_per_s for link in sending.ring)
     return Traffic(
         needed_share=_share(slowest / rate),
-        other_share=_share(other.rate_bytes_per_s / rate if other else 0.0),
+        other_share=_share(nodes * other.rate_bytes_per_s / rate if other else 0.0),
         busy_ns=to_ns(other.busy_s) if other and other.busy_s else 0,
         every_ns=to_ns(other.every_s) if bursts and other and other.every_s else None,
         loader_share=_share(loaded / rate),
@@ -146,6 +149,10 @@ def _with_prior(network: Network) -> Network:
 def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
     from ddpsim.cluster.fitted.network import network_from_profile  # noqa: PLC0415 -- few have one
 
+    if joined(scenario) is not scenario.cluster:
+        raise InputError(
+            "cluster.profile", "says nothing of NVLink domains larger than a node; drop one of them"
+        )
     return network_from_profile(scenario, profile)
 
 

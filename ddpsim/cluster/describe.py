@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil, isinf
 from textwrap import wrap
 
+from ddpsim.cluster.layouts import joined, with_replicas
 from ddpsim.cluster.link_sources import WAYS, preset_source, sockets_in_words
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
@@ -18,6 +19,7 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.disturbances import Background
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+from ddpsim.wording import counted
 
 __all__ = ["describe_cluster", "describe_tuning"]
 
@@ -28,33 +30,39 @@ _WIDTH = 100
 
 def describe_cluster(scenario: Scenario) -> str:
     """A drawing of the cluster; raises InputError where its links are not known."""
-    lines = (wrap(line, _WIDTH, subsequent_indent="    ") or [""] for line in _drawn(scenario))
+    drawn = _drawn(with_replicas(scenario), scenario.cluster)
+    lines = (wrap(line, _WIDTH, subsequent_indent="    ") or [""] for line in drawn)
     return "\n".join(row for rows in lines for row in rows)
 
 
-def _drawn(scenario: Scenario) -> Iterator[str]:
-    cluster = scenario.cluster
+def _drawn(scenario: Scenario, stated: Cluster) -> Iterator[str]:
+    cluster = joined(scenario)
+    unit = "node" if cluster is scenario.cluster else "domain"
+    scenario = scenario.model_copy(update={"cluster": cluster})
     wires = Wires.of(cluster, scenario.run.seed)
     wires = wires.of_nccl() if scenario.ddp.backend == "nccl" else wires
     machine = f"{cluster.machine.name}: " if cluster.machine else ""
-    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
-    each = cluster.gpus_by_node
-    gpus = "of " + " + ".join(map(str, each)) if each else f"x {cluster.gpus_per_node}"
-    yield f"{machine}{nodes} {gpus} {cluster.device.name}"
+    each = stated.gpus_by_node
+    gpus = "of " + " + ".join(map(str, each)) if each else f"x {stated.gpus_per_node}"
+    yield f"{machine}{counted(stated.nodes, 'node')} {gpus} {cluster.device.name}"
+    if unit == "domain":
+        yield f"  NVLink domains of {cluster.gpus_per_node} ranks, each one node to NCCL"
+    if stated.replica:
+        yield f"  {counted(stated.world_size, 'replica')} of {stated.replica.gpus} GPUs, ranks of one"
     yield ""
     if cluster.nodes > 1 and wires.inter:
-        yield from _network(wires.inter, wires, scenario)
+        yield from _network(wires.inter, wires, scenario, unit)
     if wires.intra:
-        yield f"  in each node: {_joint(cluster, wires)}"
+        yield f"  in each {unit}: {_joint(cluster, wires)}"
     for node in range(min(cluster.nodes, _DRAWN_NODES)):
-        yield from _node(cluster, wires, node)
+        yield from _node(cluster, wires, node, unit)
     if (more := cluster.nodes - _DRAWN_NODES) > 0:
-        yield f"    +-- {more} more node{'s' * (more > 1)} like these"
+        yield f"    +-- {more} more {unit}{'s' * (more > 1)} like these"
     yield ""
     yield from _facts(scenario, wires)
 
 
-def _network(inter: InterNode, wires: Wires, scenario: Scenario) -> Iterator[str]:
+def _network(inter: InterNode, wires: Wires, scenario: Scenario, unit: str) -> Iterator[str]:
     cluster = scenario.cluster
     rate = format_bytes_per_s(wires.network_rate)
     leaves = ceil(cluster.nodes / inter.nodes_per_leaf) if inter.nodes_per_leaf else None
@@ -67,12 +75,12 @@ def _network(inter: InterNode, wires: Wires, scenario: Scenario) -> Iterator[str
     else:
         yield "  [ network without oversubscription ]"
     nic = format_bytes_per_s(rate_of(inter))
-    yield f"    |  {inter.nics_per_node} x {nic} a node ({inter.transport}), {rate} of it usable"
+    yield f"    |  {inter.nics_per_node} x {nic} a {unit} ({inter.transport}), {rate} of it usable"
     if inter.transport == "tcp" and scenario.ddp.backend == "nccl":
         yield f"    |  {sockets_in_words(inter, wires.environment)}"
 
 
-def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
+def _node(cluster: Cluster, wires: Wires, node: int, unit: str) -> Iterator[str]:
     ranks = cluster.ranks_of(node)
     shown = ranks[:_DRAWN_GPUS]
     more = f" ... {ranks[-1]}" if len(ranks) > _DRAWN_GPUS else ""
@@ -80,7 +88,7 @@ def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
     weak |= {rank for other, _, _ in wires.unlike for rank in cluster.ranks_of(other)}
     gpus = " ".join(f"{rank}!" if rank in weak else str(rank) for rank in shown)
     stem = "    +-- " if cluster.nodes > 1 else "  "
-    yield f"{stem}node {node}: ranks {gpus}{more}"
+    yield f"{stem}{unit} {node}: ranks {gpus}{more}"
 
 
 def _joint(cluster: Cluster, wires: Wires) -> str:

@@ -8,6 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
+from ddpsim.cluster.layouts import joined
 from ddpsim.cluster.link_sources import bottleneck, link_provenance, rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, USUAL
@@ -16,11 +17,12 @@ from ddpsim.cluster.topology.host import STATED_LINKS
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
 from ddpsim.cluster.wires import Kind, Wires, rate_of, unlike_nodes
 from ddpsim.errors import InputError
-from ddpsim.provenance import Uncertainty
+from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import MIB
+from ddpsim.wording import counted
 
 __all__ = [
     "LinkUncertainty",
@@ -84,6 +86,7 @@ _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
 
 def network_from_links(scenario: Scenario) -> Network:
     """The collective costs of a cluster's links; raises InputError where none are known."""
+    scenario, in_domains = _joined(scenario)
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
@@ -102,8 +105,23 @@ def network_from_links(scenario: Scenario) -> Network:
                 sockets_rate=wires.sockets_rate if isinstance(cost, NcclCost) else inf,
             ),
             *wires.provenance,
+            *in_domains,
         ),
     )
+
+
+def _joined(scenario: Scenario) -> tuple[Scenario, tuple[Provenance, ...]]:
+    """The nodes that NCCL counts, and a word where an NVLink domain is one of them."""
+    cluster = scenario.cluster
+    if (whole := joined(scenario)) is cluster:
+        return scenario, ()
+    stated = cluster.nvlink_domain is not None
+    said = (
+        f"{whole.gpus_per_node} GPUs of {cluster.nodes_per_domain} nodes, one node to NCCL "
+        f"with the NICs of all: {counted(whole.nodes, 'domain')}"
+    )
+    entry = Provenance("cluster.nvlink_domain", said, "stated" if stated else "published")
+    return scenario.model_copy(update={"cluster": whole}), (entry,)
 
 
 def broadcast_way(cost: CollectiveCost) -> str:

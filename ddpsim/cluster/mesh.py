@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any, NamedTuple
 
-from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost, SingleRankCost
+from ddpsim.cluster.layouts import Layout, joined, laid_out
 from ddpsim.cluster.link_sources import NOT_USED
 from ddpsim.cluster.logs import LOGS
-from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of, interfering
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of
 from ddpsim.cluster.transfers import TURNS, Operation, ProcessGroup, duration_ns
-from ddpsim.cluster.wires import inside
 from ddpsim.errors import InputError
-from ddpsim.scenario.cluster import OF_UNEQUAL_NODES, OtherNode
-from ddpsim.scenario.options.host import Host
+from ddpsim.scenario.cluster import OF_UNEQUAL_NODES
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Sent", "mesh_of", "with_groups", "with_sent_in_groups"]
@@ -28,13 +22,6 @@ Sent = tuple[Operation, int]  # a collective and its bytes
 
 _OF_ALL_RANKS = (*LOGS, "profile", "weak_links", "other_nodes", "background")
 _LARGE_BYTES = 2**26  # of an all-gather that tells which group is the slowest
-
-
-class _Layout(NamedTuple):
-    """Ranks of a group on each node, and how many groups share the NICs of a node of it at most."""
-
-    ranks: tuple[int, ...]
-    sharing: int
 
 
 def mesh_of(scenario: Scenario) -> Mesh:
@@ -51,33 +38,39 @@ def with_groups(
     `of_links`: the network of a cluster's links.
     """
     _refuse_what_groups_lack(scenario)
-    mesh = mesh_of(scenario)
+    mesh, whole = mesh_of(scenario), joined(scenario)
 
-    def of(layout: _Layout) -> Network:
-        own = of_links(_laid_out(scenario, layout))
+    def of(layout: Layout) -> Network:
+        _refuse_unequal(scenario, layout)
+        cluster = laid_out(whole, layout)
+        own = of_links(scenario.model_copy(update={"cluster": cluster}))
         used = tuple(entry for entry in own.provenance if entry.source != NOT_USED)
-        return replace(own, cost=_shared(own.cost, layout), provenance=used)
+        return replace(own, provenance=used)
 
-    groups: list[tuple[ProcessGroup, Network]] = []
+    kinds: list[ProcessGroup] = []
     if scenario.ddp.shards_in_nodes or scenario.ddp.averages_after_hook:
-        nodes, gpus = scenario.cluster.nodes, scenario.cluster.gpus_per_node
-        groups.append(("node", of(_Layout((gpus,), 1))))
-        groups.append(("across_nodes", of(_Layout((1,) * nodes, gpus))))
+        kinds += ["node", "across_nodes"]
     if scenario.keeps_a_part:
-        groups.append(("kept", _slowest(of(layout) for layout in _kept_layouts(mesh))))
+        kinds.append("kept")
+    groups = tuple(
+        (kind, _slowest(of(layout) for layout in _layouts(mesh, kind, whole.gpus_per_node)))
+        for kind in kinds
+    )
     parts = tuple((group, part.cost) for group, part in groups)
-    return replace(network, cost=GroupedCost(network.cost, parts, mesh), groups=tuple(groups))
+    return replace(network, cost=GroupedCost(network.cost, parts, mesh), groups=groups)
 
 
-def _kept_layouts(mesh: Mesh) -> set[_Layout]:
-    """Of the groups of neighbours that keep a copy: on which nodes their ranks are."""
+def _layouts(mesh: Mesh, kind: ProcessGroup, gpus_per_node: int) -> set[Layout]:
+    """On which nodes the ranks of each group of a kind are; a node: so many neighbours."""
+    firsts = range(0, mesh.ranks, mesh.size(kind))
+    if kind == "across_nodes":
+        firsts = range(mesh.gpus_per_node)
     on_nodes = [
-        Counter(rank // mesh.gpus_per_node for rank in mesh.members("kept", first))
-        for first in range(0, mesh.ranks, mesh.kept_by)
+        Counter(rank // gpus_per_node for rank in mesh.members(kind, first)) for first in firsts
     ]
     crossing = Counter(node for nodes in on_nodes if len(nodes) > 1 for node in nodes)
     return {
-        _Layout(tuple(nodes.values()), max(crossing[node] for node in nodes) or 1)
+        Layout(tuple(nodes.values()), max(crossing[node] for node in nodes) or 1)
         for nodes in on_nodes
     }
 
@@ -87,31 +80,16 @@ def _slowest(networks: Iterable[Network]) -> Network:
     return max(networks, key=lambda own: duration_ns(own.cost.transfer("all_gather", _LARGE_BYTES)))
 
 
-def _laid_out(scenario: Scenario, layout: _Layout) -> Scenario:
-    """The scenario on the ranks of one group; raises InputError for unequal nodes of algorithms.
-
-    Checked anew, as nodes with fewer ranks are no option of every algorithm.
-    """
-    most = max(layout.ranks)
-    fewer = {i: OtherNode(gpus_per_node=n) for i, n in enumerate(layout.ranks) if n < most}
+def _refuse_unequal(scenario: Scenario, layout: Layout) -> None:
+    """Raise for nodes with fewer ranks than others, which are no option of every algorithm."""
     algorithm = scenario.cluster.algorithm
-    if fewer and algorithm not in OF_UNEQUAL_NODES:
+    if len(set(layout.ranks)) > 1 and algorithm not in OF_UNEQUAL_NODES:
         raise InputError(
             "ddp.fully_shard.reshard_after_forward",
             f"groups of {sum(layout.ranks)} ranks have {' and '.join(map(str, layout.ranks))} of "
             f"them on their nodes, and cluster.algorithm: {algorithm} needs as many each; write "
             "a divisor or a multiple of gpus_per_node",
         )
-    update: dict[str, Any] = {
-        "nodes": len(layout.ranks),
-        "gpus_per_node": most,
-        "other_nodes": fewer or None,
-    }
-    if inside(scenario.cluster)[1]:  # all groups of a node send through its host at once
-        host = scenario.cluster.host or Host()
-        sending = max(host.gpus or 0, scenario.cluster.gpus_per_node)
-        update["host"] = host.model_copy(update={"gpus": sending})
-    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update=update)})
 
 
 def with_sent_in_groups(
@@ -165,28 +143,3 @@ def _refuse_what_groups_lack(scenario: Scenario) -> None:
             "workload.data.sample_bytes",
             f"reads over the nodes' network are not modelled under {what}; drop it",
         )
-
-
-def _shared(cost: CollectiveCost, layout: _Layout) -> CollectiveCost:
-    """Groups that share a node send at once, each over an equal part of its NICs.
-
-    NCCL searches for the NICs nearest to a GPU: an equal number of them, or one that is shared.
-    """
-    groups = layout.sharing
-    if isinstance(cost, SingleRankCost) or groups == 1:
-        return cost
-    if isinstance(cost, LinkCost):
-        first = {0, *accumulate(layout.ranks)}  # a node's first rank, to which a NIC leads
-        links = enumerate(cost.links)
-        parted = (link.widened(1 / groups) if i in first else link for i, link in links)
-        return replace(cost, links=tuple(parted))
-    if isinstance(cost, ScheduledCost):
-        return replace(cost, paths=_part(cost.paths, groups))
-    if isinstance(cost, NcclCost):
-        graph = replace(cost.graph, nics=max(1, cost.graph.nics // groups))
-        return replace(cost, graph=graph, paths=_part(cost.paths, groups))
-    return interfering(cost, lambda each: replace(each, cost=_shared(each.cost, layout)))
-
-
-def _part(paths: Paths, groups: int) -> Paths:
-    return replace(paths, inter=paths.inter and paths.inter.widened(1 / groups))

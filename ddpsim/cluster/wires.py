@@ -30,6 +30,7 @@ from ddpsim.units import format_bytes_per_s, format_duration
 __all__ = [
     "Kind",
     "Wires",
+    "environment_of",
     "inside",
     "latency_s",
     "link_of",
@@ -68,7 +69,7 @@ class Wires:
     @classmethod
     def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
         """Those that a cluster uses; raises InputError where one is not known."""
-        environment = _environment_of(cluster)
+        environment = environment_of(cluster)
         intra, way = inside(cluster)
         inter = cluster.link("inter_node")
         if cluster.gpus_per_node > 1 and intra is None:
@@ -163,7 +164,7 @@ class Wires:
             self.nodes,
             self.gpus_per_node,
             rate,
-            inter.nics_per_node if inter else 0,
+            max(1, int(inter.nics_per_node / inter.shared_by)) if inter else 0,
             rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
             fewer=cluster.nodes * cluster.gpus_per_node - cluster.world_size,
@@ -214,7 +215,7 @@ def inside(cluster: Cluster) -> tuple[IntraNode | None, Way | None]:
     link = cluster.link("intra_node")
     if not isinstance(link, IntraNode):
         return None, None
-    way = between_gpus(cluster, link, _environment_of(cluster))
+    way = between_gpus(cluster, link, environment_of(cluster))
     return (way.as_link(link) if way else link), way
 
 
@@ -225,7 +226,7 @@ def _over_sockets(inter: InterNode) -> InterNode:
     return inter.model_copy(update=changed)
 
 
-def _environment_of(cluster: Cluster) -> Environment:
+def environment_of(cluster: Cluster) -> Environment:
     """NCCL's variables on these nodes; raises InputError where one cannot be read."""
     try:
         return read_environment(cluster.nccl_variables, cluster.nccl_minor)
@@ -314,7 +315,7 @@ def rate_of(link: IntraNode | InterNode | None) -> float:
 def network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
     """What a node can send to all others at once, and how flows collided on the way."""
     nics = inter.nics_per_node
-    rate = nics * rate_of(inter)
+    rate = nics * rate_of(inter) / inter.shared_by
     per_leaf = inter.nodes_per_leaf or 1
     leaves = ceil(nodes / per_leaf)
     if inter.nodes_per_leaf is not None and leaves == 1:

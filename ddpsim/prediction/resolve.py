@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.build import build_network, with_sent_sizes
+from ddpsim.cluster.layouts import with_replicas
 from ddpsim.cluster.mesh import with_sent_in_groups
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import interfering
@@ -16,6 +17,7 @@ from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Built, Parts
 from ddpsim.provenance import Provenance
+from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.run import Jitter
 from ddpsim.scenario.schema import Scenario
@@ -38,6 +40,7 @@ def resolve(
         raise TypeError(f"{shown(scenario)} is no Scenario: give what load_scenario returns for it")
     problems: list[Problem] = []
     parts = parts or Parts()
+    stated, scenario = scenario.cluster, with_replicas(scenario)
 
     def attempt(build: Callable[[], Built]) -> Built | None:
         try:
@@ -71,12 +74,29 @@ def resolve(
     if problems:
         raise ScenarioError(problems)
     network = _with_sent(_with_model_interference(network, model), steady)
+    if stated.world_size < stated.gpus:
+        network = _of_replicas(network, stated)
     ranks_measured = profile is not None and profile.jitter is not None
     return Job(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
         ranks_measured=ranks_measured,
         stretched_programs=parts.stretched_programs(program),
         parts=parts,
+    )
+
+
+def _of_replicas(network: Network, cluster: Cluster) -> Network:
+    """With a word of what is not simulated inside replicas."""
+    each = cluster.gpus // cluster.world_size
+    said = (
+        f"{cluster.world_size} replicas of {each} GPUs: a rank is one GPU of each, and what its "
+        "replica's GPUs send each other is not modelled: the step must hold it"
+    )
+    entry = Provenance("cluster.replica", said, "stated")
+    return replace(
+        network,
+        provenance=(*network.provenance, entry),
+        warnings=(*network.warnings, f"cluster.replica: {said}"),
     )
 
 

@@ -32,6 +32,7 @@ from ddpsim.scenario.links import (
 from ddpsim.scenario.options.disturbances import Background, Stragglers
 from ddpsim.scenario.options.host import Host, refuse_impossible_host
 from ddpsim.scenario.options.nccl_version import NcclVersion
+from ddpsim.scenario.options.replica import Replica, refuse_what_replicas_lack
 from ddpsim.scenario.quantity import SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
@@ -155,6 +156,14 @@ class Cluster(Spec):
         None, description="what joins GPUs without NVLink; default: as users' boxes usually are"
     )
     inter_node: StatedInter = Field(None, description="default: the machine's")
+    nvlink_domain: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
+        None,
+        description="GPUs that NVLink joins, over nodes too: 72 of a GB200 NVL72; default: the "
+        "machine's, or a node's",
+    )
+    replica: Replica | None = Field(
+        None, description="several GPUs for one copy of the model; omitted: each GPU has one"
+    )
     weak_links: dict[Number, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
     )
@@ -170,9 +179,21 @@ class Cluster(Spec):
         return any((self.all_reduce, self.reduce_scatter, self.all_gather, self.profile))
 
     @property
-    def world_size(self) -> int:
-        """Ranks in the job: nodes x gpus_per_node, less where a node has fewer."""
+    def gpus(self) -> int:
+        """GPUs in the job: nodes x gpus_per_node, less where a node has fewer."""
         return first_rank(self.nodes, self.gpus_per_node, self.smaller_nodes)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of data parallelism: a GPU each, or a replica each."""
+        return self.gpus // (self.replica.gpus if self.replica else 1)
+
+    @property
+    def nodes_per_domain(self) -> int:
+        """Nodes that NVLink joins."""
+        if self.nvlink_domain is None and self.machine and self.machine.nvlink_domain:
+            return max(1, self.machine.nvlink_domain // self.machine.gpus_per_node)
+        return max(1, (self.nvlink_domain or 1) // self.gpus_per_node)
 
     @property
     def smaller_nodes(self) -> tuple[tuple[int, int], ...]:
@@ -272,6 +293,7 @@ class Cluster(Spec):
         if self.world_size > MOST_RANKS:
             raise fail(f"{self._product()}, more than the {MOST_RANKS} simulated here", "nodes")
         self._machine_has_them()
+        self._groups_fit()
         refuse_gpu_direct_of_tcp(self.inter_node, self.link("inter_node"))
         device = self.device
         limits = device.pcie, device.bridge_bandwidth_bytes_per_s
@@ -347,6 +369,38 @@ class Cluster(Spec):
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self
+
+    def _groups_fit(self) -> None:
+        """Replicas and NVLink domains are made of whole nodes, or of parts of one."""
+        domain, leaf = self.nvlink_domain, self.inter_node and self.inter_node.nodes_per_leaf
+        if domain and domain % self.gpus_per_node:
+            raise fail(
+                f"{domain} GPUs are no whole nodes of {self.gpus_per_node}; write a multiple",
+                "nvlink_domain",
+            )
+        joined = self.nodes_per_domain
+        if joined > 1:
+            for node, other in (self.other_nodes or {}).items():
+                if other.gpus_per_node or other.intra_node or other.inter_node:
+                    raise fail(
+                        f"node {node} is in an NVLink domain of {joined} nodes, which are alike "
+                        "but for their device; drop its other keys",
+                        "other_nodes",
+                    )
+            if leaf and leaf % joined:
+                raise fail(
+                    f"{leaf} nodes are no whole NVLink domains of {joined}; write a multiple",
+                    "inter_node.nodes_per_leaf",
+                )
+        if self.replica is None:
+            return
+        refuse_what_replicas_lack(self)
+        nodes, _, _ = self.replica.layout(self.nodes, self.gpus_per_node)
+        if nodes < self.nodes and (leaf or 1 < joined < self.nodes):
+            what = "inter_node.nodes_per_leaf" if leaf else "NVLink domains of some of the nodes"
+            raise fail(
+                f"a replica on several nodes is not modelled with {what}; drop one", "replica"
+            )
 
     def _machine_has_them(self) -> None:
         if self.machine and self.gpus_per_node > self.machine.gpus_per_node:

@@ -333,6 +333,9 @@ class Machine(Spec):
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in it")
     intra_node: IntraNode | None = Field(None, description="default: the device's")
     inter_node: InterNode | None = Field(None, description="default: the device's")
+    nvlink_domain: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="GPUs that NVLink joins, over nodes too; default: a node's"
+    )
     cpu_vendor: Literal["intel", "amd", "other"] = Field(
         "intel", description="NCCL's limit of LL between nodes depends on it"
     )
@@ -355,7 +358,10 @@ def read_machine(value: Any) -> Any:
         raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
     name = catalog.resolve("machine", value)
     table = catalog.machine_table(name)
-    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "network_sigma", "sources")
+    keys = (
+        *("device", "gpus_per_node", "nvlink_domain", "cpu_vendor", "nccl_env", "network_sigma"),
+        "sources",
+    )
     kept = {key: table[key] for key in keys if key in table}
     links = {
         key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table

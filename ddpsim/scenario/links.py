@@ -110,6 +110,9 @@ class InterNode(_Link):
     nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="NICs that a ring may use"
     )
+    shared_by: Annotated[float, Field(ge=1, le=100_000)] = Field(
+        1.0, description="groups of ranks that send over a node's NICs at once, each a part of them"
+    )
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
         1.0, description="ratio of access to uplink capacity of a leaf switch; 1 = none"
     )

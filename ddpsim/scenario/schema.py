@@ -76,6 +76,7 @@ class Scenario(Spec):
             raise fail(told, "workload.compile")
         self._check_gloo_on_gpus()
         self._check_checkpoints()
+        self._check_replica()
         if self.ddp.backend == "gloo" and self.workload.debug and self.workload.debug.nccl_line_s:
             raise fail("gloo has no log of NCCL; drop it", "workload.debug.nccl_line")
         return self
@@ -211,6 +212,26 @@ class Scenario(Spec):
             raise fail("auto needs failures; state reliability.mtbf, or a number", f"{key}.every")
         if write.mode == "neighbour" and cluster.nodes == 1:
             raise fail("one node has no neighbour; write sync or async", f"{key}.mode")
+
+    def _check_replica(self) -> None:
+        """Raise where a step is not that of one GPU's part, or what is counted by the node."""
+        replica, workload = self.cluster.replica, self.workload
+        if replica is None or replica.gpus == 1:
+            return
+        if workload.model and not workload.model.endswith(".json"):
+            raise fail(
+                f"is a step of the whole model, and a GPU of a replica has a part of it; give the "
+                f"part's: parameters and step_time, a profile, a trace or a captured model",
+                "workload.model",
+            )
+        reads = workload.data and workload.data.sample_bytes
+        for key, holds in (
+            ("reliability", self.reliability),
+            ("workload.checkpoint_write", workload.checkpoint_write),
+            ("workload.data.sample_bytes", reads),
+        ):
+            if holds:
+                raise fail("is not modelled with cluster.replica; drop one", key)
 
     def _check_servers(self) -> None:
         """Raise where there are more parameter servers than ranks."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.mesh import _kept_layouts, mesh_of
+from ddpsim.cluster.mesh import _layouts, mesh_of
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of
 from ddpsim.cluster.transfers import TURNS, duration_ns
@@ -83,7 +83,7 @@ def test_a_node_keeps_a_copy_which_the_backward_gathers_there() -> None:
 def test_neighbours_that_keep_a_copy_may_be_on_several_nodes(
     nodes: int, gpus: int, kept_by: int, layouts: set[tuple[tuple[int, ...], int]]
 ) -> None:
-    assert _kept_layouts(Mesh(nodes * gpus, gpus, kept_by)) == layouts
+    assert _layouts(Mesh(nodes * gpus, gpus, kept_by), "kept", gpus) == layouts
 
 
 def test_a_copy_that_is_kept_by_fewer_is_gathered_sooner() -> None:

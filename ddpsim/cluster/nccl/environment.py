@@ -20,7 +20,7 @@ _PROTOCOLS = {protocol.lower(): protocol for protocol in PROTOCOLS}
 _UNUSED = {"collnet", "collnetdirect", "collnetchain"}  # never what is taken here
 _SWITCHES = (
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"),
-    *("NCCL_NVLS_ENABLE", "NCCL_PAT_ENABLE"),
+    *("NCCL_NVLS_ENABLE", "NCCL_PAT_ENABLE", "NCCL_MNNVL_ENABLE"),
 )
 # how far apart GPUs may be for peer-to-peer, the nearest first; NCCL's old numbers of them
 LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
@@ -38,6 +38,7 @@ _NUMBERS = (
 _READ_FROM = {
     **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), 5),
     "NCCL_NVLS_ENABLE": 17,
+    "NCCL_MNNVL_ENABLE": 20,
     "NCCL_PAT_ENABLE": 23,
 }
 _READ_TO = {"NCCL_TREE_THRESHOLD": LAST_WITHOUT_TUNER}
@@ -61,6 +62,7 @@ class Environment:
     sockets: int | None = None
     uses_nvls: bool = True
     uses_pat: bool = True
+    uses_mnnvl: bool = True
     p2p_level: str | None = None
     uses_shm: bool = True
     uses_ib: bool = True
@@ -103,6 +105,7 @@ def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) ->
         sockets=None if threads is None else max(1, threads) * max(1, each),
         uses_nvls=switches.get("NCCL_NVLS_ENABLE", 2) != 0,
         uses_pat=switches.get("NCCL_PAT_ENABLE", 2) != 0,
+        uses_mnnvl=switches.get("NCCL_MNNVL_ENABLE", 2) != 0,
         p2p_level=_p2p_level(variables, is_off=switches.get("NCCL_P2P_DISABLE", 0) == 1),
         uses_shm=switches.get("NCCL_SHM_DISABLE", 0) != 1,
         uses_ib=switches.get("NCCL_IB_DISABLE", 0) != 1,

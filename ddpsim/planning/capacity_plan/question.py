@@ -107,14 +107,18 @@ class Question:
 
     def has(self, gpus: int) -> bool:
         """Whether the global batch divides by so many GPUs and their micro-batches."""
-        return self.global_batch is None or self.global_batch % (gpus * self.accumulated) == 0
+        replica = self.scenario.cluster.replica
+        ranks, rest = divmod(gpus, replica.gpus if replica else 1)
+        if rest or not ranks:
+            return False
+        return self.global_batch is None or self.global_batch % (ranks * self.accumulated) == 0
 
     def at(self, nodes: int, gpus_per_node: int) -> Scenario:
         """The scenario on another world size; raises InputError where it does not exist."""
         cluster = self.scenario.cluster.resized(nodes, gpus_per_node)
-        workload, gpus = self.scenario.workload, nodes * gpus_per_node
+        workload, ranks = self.scenario.workload, cluster.world_size
         if self.global_batch is not None:
-            batch, rest = divmod(self.global_batch, gpus * self.accumulated)
+            batch, rest = divmod(self.global_batch, ranks * self.accumulated)
             if rest:
                 each = f" x {self.accumulated} micro-batches" if self.accumulated > 1 else ""
                 raise InputError(

@@ -167,17 +167,18 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
-    step_s, gpus = result.iteration_time_s.mean, result.world_size
+    step_s, cluster = result.iteration_time_s.mean, scenario.cluster
+    gpus = cluster.gpus
     interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
     time_s = asked.time_s(scenario, step_s)
     edges = (interval.low, interval.high) if interval else None
     fits: bool | None = memory.fits
     run = asked.campaign(scenario, step_s, edges).long_run() if scenario.reliability else None
-    paid, device = run.paid_gpus if run else gpus, scenario.cluster.device
+    paid, device = run.paid_gpus if run else gpus, cluster.device
     return Capacity(
         gpus=gpus,
-        nodes=result.nodes,
-        gpus_per_node=result.gpus_per_node,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
         batch_per_rank=scenario.workload.batch_per_rank,
         accumulation_steps=scenario.ddp.accumulation_steps,
         global_batch=global_batch_of(scenario),
