@@ -48,7 +48,8 @@ def _drawn(scenario: Scenario, stated: Cluster) -> Iterator[str]:
     if unit == "domain":
         yield f"  NVLink domains of {cluster.gpus_per_node} ranks, each one node to NCCL"
     if stated.replica:
-        yield f"  {counted(stated.world_size, 'replica')} of {stated.replica.gpus} GPUs, ranks of one"
+        copies = counted(stated.world_size, "replica")
+        yield f"  {copies} of {stated.replica.gpus} GPUs, of which one each is drawn"
     yield ""
     if cluster.nodes > 1 and wires.inter:
         yield from _network(wires.inter, wires, scenario, unit)

@@ -115,12 +115,13 @@ def _joined(scenario: Scenario) -> tuple[Scenario, tuple[Provenance, ...]]:
     cluster = scenario.cluster
     if (whole := joined(scenario)) is cluster:
         return scenario, ()
-    stated = cluster.nvlink_domain is not None
+    each = whole.gpus_per_node // cluster.gpus_per_node
     said = (
-        f"{whole.gpus_per_node} GPUs of {cluster.nodes_per_domain} nodes, one node to NCCL "
-        f"with the NICs of all: {counted(whole.nodes, 'domain')}"
+        f"{whole.gpus_per_node} GPUs of {each} nodes, to NCCL one node with the NICs of all: "
+        f"{counted(whole.nodes, 'domain')}"
     )
-    entry = Provenance("cluster.nvlink_domain", said, "stated" if stated else "published")
+    is_stated = cluster.nvlink_domain is not None
+    entry = Provenance("cluster.nvlink_domain", said, "stated" if is_stated else "published")
     return scenario.model_copy(update={"cluster": whole}), (entry,)
 
 

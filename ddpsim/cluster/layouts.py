@@ -114,4 +114,3 @@ def _network_of(cluster: Cluster, field: str, factor: float) -> dict[str, Any]:
     if stated and (is_whole or field in stated.said):
         update["inter_node"] = changed(stated)
     return update
-

@@ -67,8 +67,9 @@ def _usual_limit(cluster: Cluster, wires: Wires, kind: Kind) -> str:
     latency = ""
     if link and link.latency_s is not None and cluster.states_latency(kind):
         latency = f", {format_duration(link.latency_s)} a hop"
-    if not is_inside:
-        return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
+    if isinstance(link, InterNode):
+        rate = format_bytes_per_s(wires.network_rate * link.shared_by)
+        return f"the inter-node network ({rate} a node{latency})"
     what = wires.way.limit if wires.way else "the intra-node links"
     return f"{what} ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
 

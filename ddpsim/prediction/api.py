@@ -239,6 +239,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         gpus_per_node=scenario.cluster.gpus_per_node,
         gpus_by_node=scenario.cluster.gpus_by_node,
         samples_per_rank=job.samples_per_rank,
+        gpus_per_rank=job.gpus_per_rank,
         network=partial(_limit_of, job),
         strategy=strategy_name(scenario),
         broadcast=job.program.strategy.broadcast,

@@ -62,6 +62,7 @@ class Job:
 
     `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
     `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter;
+    `gpus_per_rank`: those of a replica, of which a rank is one.
     `stretched_programs`: the same loop with times of its own, and `known_steps_s`: what `step_s`
     gives by its factors, as far as somebody asked.
     """
@@ -77,6 +78,7 @@ class Job:
     ranks_measured: bool = False
     stretched_programs: dict[Stretch, Program] = field(default_factory=dict, repr=False)
     parts: Parts | None = field(default=None, repr=False)
+    gpus_per_rank: int = 1
     known_steps_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
 
     def step_s(self, **factors: float) -> float:

@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 _SHARE_OF_NIC = 0.5  # of a node's NICs that a checkpoint takes at most, assumed: its flows' half
+# of the usual network: one of eight NICs, or as much; a slower line than 100 Gbit/s is no NIC that
+# such nodes have several of (assumed)
+_LITTLE, _NIC_BYTES_PER_S = 1 / 8, 12.5e9
 _HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
 
 
@@ -151,17 +154,24 @@ def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator
 
 
 def _one_nic_of_many(cluster: Cluster) -> Iterator[str]:
-    """A NIC as fast as each of a device's usual machine, which has several of them."""
+    """A NIC as fast as each of a device's usual machine, or a tenth of what such nodes have."""
     stated, usual = cluster.inter_node, cluster.device.inter_node
-    if cluster.machine or cluster.nodes == 1 or not stated or not usual:
+    link = cluster.link("inter_node")
+    if cluster.machine or cluster.nodes == 1 or not (stated and usual):
+        return
+    if not isinstance(link, InterNode):
         return
     rate, usual_rate = stated.bandwidth_bytes_per_s, usual.bandwidth_bytes_per_s
     if not rate or not usual_rate or "nics_per_node" in stated.model_fields_set:
         return
-    if rate >= usual_rate and usual.nics_per_node > 1 and cluster.gpus_per_node > 1:
+    gpus, nics = round(cluster.gpus_per_node * link.shared_by), usual.nics_per_node
+    is_a_nic = rate >= _NIC_BYTES_PER_S and link.transport != "tcp"
+    is_little = is_a_nic and rate <= _LITTLE * usual_rate * min(nics, gpus)
+    if (rate >= usual_rate or is_little) and nics > 1 and gpus > 1:
         yield (
-            f"cluster.inter_node: one NIC of {format_bytes_per_s(rate)} serves a node; machines "
-            f"with {cluster.device.name} have {usual.nics_per_node}: state nics_per_node"
+            f"cluster.inter_node: one NIC of {format_bytes_per_s(rate)} serves all {gpus} GPUs of "
+            f"a node; machines with {cluster.device.name} have {nics} x "
+            f"{format_bytes_per_s(usual_rate)}: state nics_per_node"
         )
 
 

@@ -74,20 +74,22 @@ def resolve(
     if problems:
         raise ScenarioError(problems)
     network = _with_sent(_with_model_interference(network, model), steady)
-    if stated.world_size < stated.gpus:
-        network = _of_replicas(network, stated)
+    network = _of_replicas(network, stated)
     ranks_measured = profile is not None and profile.jitter is not None
     return Job(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
         ranks_measured=ranks_measured,
         stretched_programs=parts.stretched_programs(program),
         parts=parts,
+        gpus_per_rank=stated.gpus // stated.world_size,
     )
 
 
 def _of_replicas(network: Network, cluster: Cluster) -> Network:
-    """With a word of what is not simulated inside replicas."""
+    """With a word of what is not simulated inside replicas, where there are any."""
     each = cluster.gpus // cluster.world_size
+    if each == 1:
+        return network
     said = (
         f"{cluster.world_size} replicas of {each} GPUs: a rank is one GPU of each, and what its "
         "replica's GPUs send each other is not modelled: the step must hold it"

@@ -12,7 +12,7 @@ from ddpsim.report.training import step_in_words, training_lines
 from ddpsim.result.model import IntervalSource, Result
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
-from ddpsim.wording import ranks
+from ddpsim.wording import counted, ranks
 
 if TYPE_CHECKING:
     from ddpsim.result.verdict import Verdict
@@ -80,6 +80,10 @@ def render(
 
 def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
     size = ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)
+    each = "GPU"
+    if result.gpus_per_rank > 1:
+        each = "replica"
+        size = f"{counted(result.world_size, each)} of {result.gpus_per_rank} GPUs"
     head = f"{cut(result.name, 70)}   {size}"
     batch = step_in_words(result.training) if result.training else ""
     has_room = len(f"{head}, {batch}") <= screen_width()
@@ -94,7 +98,7 @@ def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
     yield from labelled(
         "throughput",
         f"{format_number(result.throughput_samples_per_s)} samples/s global   "
-        f"{format_number(result.throughput_per_gpu)} per GPU   "
+        f"{format_number(result.throughput_per_gpu)} per {each}   "
         f"scaling {format_percent(result.scaling_efficiency)} of one device without DDP",
     )
     if result.training:

@@ -43,7 +43,7 @@ def step_in_words(training: Training) -> str:
 def training_lines(training: Training, result: Result) -> Iterator[str]:
     """What the step means for a training: an epoch or an amount, pauses, the learning rate."""
     if training.epoch:
-        yield from labelled("epoch", _epoch(training.epoch, result.world_size))
+        yield from labelled("epoch", _epoch(training.epoch, result.gpus))
     else:
         yield from labelled("amount", _amount(training, result))
     if training.pauses:
@@ -64,7 +64,7 @@ def _amount(training: Training, result: Result) -> str:
     what, a_second = "1 billion tokens", (training.tokens_per_s or 0.0) / 1e9
     if not a_second:
         what, a_second = "1 million samples", result.throughput_samples_per_s / 1e6
-    return f"{what} in {_took(1 / a_second, result.world_size)}"
+    return f"{what} in {_took(1 / a_second, result.gpus)}"
 
 
 def _took(time_s: float, gpus: int) -> str:

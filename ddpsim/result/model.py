@@ -301,7 +301,7 @@ class Result:
     are those of an iteration with communication, where some have none. `strategy` is ddp.strategy,
     or data_parallel. `memory_peak`: where in the step a strategy that shards holds most, which
     `buckets` of `memory_bytes_per_gpu` is made of. `estimate`: of a step of a GPU that was not
-    measured.
+    measured. `gpus_per_rank`: those of a replica that is a rank; JSON leaves out one.
     """
 
     name: str
@@ -337,6 +337,12 @@ class Result:
     training: Training | None = None
     memory_peak: MemoryPeak | None = None
     estimate: Estimate | None = None
+    gpus_per_rank: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs: of each rank one, or those of its replica."""
+        return self.world_size * self.gpus_per_rank
 
     @property
     def is_disturbed(self) -> bool:
@@ -352,6 +358,8 @@ class Result:
         """The result as JSON's types (schema `ddpsim.result/1`), floats to 12 decimals."""
         plain = {"schema": RESULT_SCHEMA, **rounded(asdict(self))}
         plain["memory_bytes_per_gpu"]["total"] = self.memory_bytes_per_gpu.total
+        if self.gpus_per_rank == 1:
+            plain.pop("gpus_per_rank")
         return plain
 
     def plot(self) -> Figure:

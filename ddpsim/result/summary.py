@@ -81,6 +81,7 @@ class Context:
     names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     optimizes_on_host: bool = False
     network_saves_s: Callable[[], float] = lambda: inf
+    gpus_per_rank: int = 1
     batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
 
 
@@ -209,6 +210,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         engine=context.engine,
         collectives=_collectives(communicating, lambda group: context.ranks_of(group, slowest)),
         strategy=context.strategy,
+        gpus_per_rank=context.gpus_per_rank,
     )
 
 

@@ -220,8 +220,8 @@ class Scenario(Spec):
             return
         if workload.model and not workload.model.endswith(".json"):
             raise fail(
-                f"is a step of the whole model, and a GPU of a replica has a part of it; give the "
-                f"part's: parameters and step_time, a profile, a trace or a captured model",
+                "is a step of the whole model, and a GPU of a replica has a part of it; give the "
+                "part's: parameters and step_time, a profile, a trace or a captured model",
                 "workload.model",
             )
         reads = workload.data and workload.data.sample_bytes

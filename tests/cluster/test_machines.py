@@ -31,7 +31,7 @@ def _has_nvlink(name: str) -> bool:
 @pytest.mark.parametrize("name", machine_names())
 def test_every_machine_can_be_asked(name: str) -> None:
     table = machine_table(name)
-    sets = {"nccl_env", "network_sigma"}.intersection(table)
+    sets = {"nccl_env", "network_sigma", "nvlink_domain"}.intersection(table)
     links = {"intra_node", "inter_node"} & table.keys()
     assert set(table["sources"]) == {"cpu_vendor"} | links | sets
     backend = {"ddp": {"backend": "gloo"}} if table["device"] == "cpu-core" else {}

@@ -112,6 +112,10 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
         (("cluster={machine: dgx-a100, nodes: 1, device: h100}",), "its links are taken for h100"),
         (("cluster.inter_node={bandwidth: 200 Gbit/s, transport: rdma}",), "state nics_per_node"),
         (
+            ("cluster.device=h100", "cluster.inter_node={bandwidth: 100 Gbit/s}"),
+            "one NIC of 12.5 GB/s serves all 8 GPUs of a node; machines with h100-sxm-80gb have 8",
+        ),
+        (
             ("workload.precision=fp32", "workload.memory_format=channels_last", "cluster.nodes=1"),
             "of the fp32 peak; convolutions run in TF32 above it",
         ),

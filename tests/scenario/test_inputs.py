@@ -187,7 +187,7 @@ def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -
 @pytest.mark.parametrize(
     "name",
     [
-        *("NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L40", "NVIDIA", "NVIDIA H800 PCIe"),
+        *("NVIDIA H200 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L20", "NVIDIA", "NVIDIA H800 PCIe"),
         *("NVIDIA GeForce RTX 3080 Ti", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
     ],
 )

@@ -26,7 +26,7 @@ _SAME_CHIP = {
     "rtx-8000": "rtx-6000",
     "titan-rtx": "rtx-6000",
 }
-_BY_JUDGEMENT = ("mi250x-gcd", "mi300x")  # the line is of NVIDIA's chips
+_BY_JUDGEMENT = ("mi250x-gcd", "mi300x", "mi325x", "mi355x")  # the line is of NVIDIA's chips
 _STEP_US = 5  # hosts differ by more
 _METHOD = "(docs/validation.md, section 3; tools/held_out)"
 GENERATIONS = {

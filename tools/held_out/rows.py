@@ -78,7 +78,8 @@ _PUBLISHERS = {
     **dict.fromkeys(("dgx-a100", "rtx-2080ti", "rtx-3090", "rtx-5090"), "ryujaehun"),
 }
 _LATER = (
-    *("h100", "h200", "h800", "gh200", "b200", "b300", "gb10", "mi300x", "l4"),
+    *("h100", "h20", "h800", "gh200", "b200", "b300", "gb10", "gb200", "gb300", "l4"),
+    *("mi300x", "mi325x", "mi355x"),
     *("rtx-40", "rtx-50", "rtx-6000-ada", "rtx-pro"),
 )
 _EARLY = ("p100", "gtx-10", "v100", "titan", "t4", "rtx-20", "rtx-6000", "rtx-8000")
