@@ -68,8 +68,8 @@ def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
         return
     likeliest = max(cause.probability for cause in diagnosis.causes)
     yield from wrap(
-        f"No cause has 50 %. Look next at {check.text}: the likeliest cause would then have "
-        f"{check.expected:.0%} on average, now {likeliest:.0%}.",
+        f"Undecided: the likeliest cause has {likeliest:.0%}. The next check would raise that to "
+        f"{check.expected:.0%} on average: {check.text}.",
         screen_width(),
         break_on_hyphens=False,
     )
