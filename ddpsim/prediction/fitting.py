@@ -17,6 +17,7 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.checkpointing import Checkpointing
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST, FullyShard, MixedPrecision
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
@@ -183,10 +184,11 @@ def _fully_shard(way: _Way) -> _Way | None:
 
 def _checkpoints(way: _Way) -> _Way | None:
     workload = way.scenario.workload
-    refused = workload.compile or workload.sync_batch_norm or workload.checkpointing == "full"
+    full = Checkpointing()
+    refused = workload.sync_batch_norm or workload.checkpointing == full
     if refused or workload.model is None:
         return None
-    checkpointed = _with(way.scenario, "workload", checkpointing="full")
+    checkpointed = _with(way.scenario, "workload", checkpointing=full)
     words = "activation checkpointing"
     return way.and_with(checkpointed, words, "workload.checkpointing=full")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Spec, fail, named, word_or_modules
+from ddpsim.scenario.base import Spec, fail, named
+from ddpsim.scenario.options.checkpointing import CheckpointingField
 from ddpsim.scenario.options.training_loop import (
     CheckpointWrite,
     DebugSettings,
@@ -163,25 +164,6 @@ def _step_time(value: Any) -> Any:
     return {"total": value} if isinstance(value, (str, int, float)) else value
 
 
-def _checkpointing(value: Any) -> Any:
-    """A word, or names of blocks; none for an empty list."""
-    return word_or_modules(value, ("none", "full"), "blocks") or "none"
-
-
-_Checkpointing = Annotated[
-    Literal["none", "full"] | tuple[str, ...],
-    BeforeValidator(_checkpointing),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": ["none", "full"]},
-                {"type": "array", "items": {"type": "string"}},
-            ]
-        }
-    ),
-]
-
-
 MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
 
 
@@ -215,10 +197,10 @@ class Workload(Spec):
     image_size: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
         None, description="pixels on a side; default: the model's usual one"
     )
-    compile: bool = Field(
+    compile: bool | Literal["blocks"] = Field(
         default=False,
-        description="the model runs under torch.compile, and a step_time is of that; the gradients "
-        "of a compiled graph come at once",
+        description="the model runs under torch.compile, or each of its blocks, and a step_time is "
+        "of that; the gradients of a compiled graph come at once",
     )
     precision: Precision = Field(
         "fp32",
@@ -246,10 +228,11 @@ class Workload(Spec):
     optimizer: Annotated[
         Optimizer, BeforeValidator(named, json_schema_input_type=Optimizer | str | None)
     ] = Field(default_factory=Optimizer, description="its name, or its options; default: plain SGD")
-    checkpointing: _Checkpointing = Field(
-        "none",
-        description="torch.utils.checkpoint (use_reentrant=False) of no block of a zoo model, of "
-        "all (full), or of a list of blocks; a step_time is of that",
+    checkpointing: CheckpointingField = Field(
+        None,
+        description="torch.utils.checkpoint (use_reentrant=False) of a zoo model's blocks: none, "
+        "full, selective (attention and every second product are kept), a list of blocks, or "
+        "options; a step_time is of that",
     )
     sync_batch_norm: bool = Field(
         default=False,
@@ -366,6 +349,8 @@ class Workload(Spec):
             )
         if self.ready_origin and not self.profile:
             raise fail("has no effect without a profile; drop it", "ready_origin")
+        if self.compile == "blocks" and self.model is None:
+            raise fail("nobody says which modules are the blocks without a zoo model", "compile")
         if self.compile and self.trace:
             raise fail(
                 "has no effect beside a trace, which shows the gradients as they came; drop it",
@@ -375,15 +360,13 @@ class Workload(Spec):
 
     def _check_checkpointing(self) -> None:
         """Raise where nobody knows what would be run again."""
-        if self.checkpointing == "none":
+        if self.checkpointing is None:
             return
         reasons = {
             "a trace shows what was run again; drop it": self.trace,
             "a profile's times and memory are those of the model as it ran; profile it with its "
             "checkpoints, and drop this": self.profile,
             "a parameter list tells no blocks; give a zoo model, or drop it": self.parameters,
-            "is not modelled for a compiled model, whose partitioner chooses what is run again; "
-            "drop one of the two": self.compile,
             "would synchronise a batch norm twice in a step, which is not modelled; drop one of "
             "the two": self.sync_batch_norm,
         }

@@ -117,7 +117,8 @@ class Model:
     `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
     `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
     `interference_exponent`: of `ddpsim.importers.profiles`; None: not measured. `is_compiled`: the
-    times are those of the model under torch.compile, `backward` as if it came without.
+    times are those of the model under torch.compile, `backward` as if it came without;
+    `compiled_blocks`: of these modules alone, each on its own.
     `forward_modules`: the name of the module that each work of `forward` is of ("": of several);
     none where they are not known. `forward_outputs`: elements that each of them hands on, likewise.
     `batch_norms`: in the order of their calls, where the source tells of them. `flops`: of matrix
@@ -143,6 +144,7 @@ class Model:
     with_ddp_s: float | None = None
     interference_exponent: InterferenceExponent | None = None
     is_compiled: bool = False
+    compiled_blocks: tuple[str, ...] = ()
     forward_modules: tuple[str, ...] = ()
     forward_outputs: tuple[float, ...] = ()
     batch_norms: tuple[BatchNorm, ...] = ()

@@ -7,14 +7,15 @@ takes the place of the fused one that was captured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from ddpsim.errors import InputError
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
-from ddpsim.workload.checkpointing import KeptBytes, checkpointed, with_reruns
+from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of, with_reruns
 from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.zoo.law import Law, written_out
@@ -51,15 +52,25 @@ def zoo_model(
     check_options(table, workload)
     parameters = read_parameters(table["parameters"], workload.precision)
     step = step_of(table, workload.precision, batch, x, casts_weights=not half_weights)
-    pricing = _Pricing(Law(workload, device, arithmetic, other_left(table, workload)))
-    forward, backward = pricing.works(step.forward), pricing.works(step.backward)
-    kept = _kept(table, step, workload, arithmetic)
-    twice = checkpointed(workload, table["name"], table["blocks"])
-    if twice:
-        again = zip(table["blocks"], step.reruns, strict=True)
-        last_rows = {name: (row, pricing.work(rest)) for name, (row, rest) in again}
-        chosen = {name: last_rows[name] for name in twice}
-        forward, backward = with_reruns(forward, backward, kept.blocks, chosen)
+    outputs, flops = tuple(outputs_of(step.forward)), sum(one.flops for r in step.rows for one in r)
+    by_rows = _scores_bytes(step, arithmetic) if workload.attention == "eager" else None
+    if by_rows:
+        step = step.rewritten(lambda one: written_out(one, arithmetic.softmax_bytes))
+    kept = KeptBytes(table, step, by_rows or [0.0] * len(step.forward))
+    blocks = _compiled_blocks(table, workload)
+    priced = _Prices.of(table, workload, device, arithmetic)
+    forward = priced.works(step.forward, table["forward_modules"], blocks)
+    owners = [table["parameters"]["name"][index] for index in table["ready_order"]]
+    backward = priced.works(step.backward, [*owners, ""], blocks)
+    reruns = {}
+    if policy := workload.checkpointing:
+        names = checkpointed(policy, table["name"], table["blocks"])
+        chosen = [block for block in kept.blocks if block.name in names]
+        compiled = bool(workload.compile)
+        reruns = reruns_of(policy, step.forward, chosen, compiled=compiled)
+        forward, backward = with_reruns(
+            *(forward, backward, chosen, reruns, priced.inside.work), compiled=compiled
+        )
     frozen = _Frozen.of(table, workload)
     held, ready_order = parameters, tuple(table["ready_order"])
     if gathers_frozen:
@@ -73,7 +84,7 @@ def zoo_model(
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=kept.at_most(twice),
+        activation_bytes=kept.at_most(reruns),
         provenance=roofline_provenance(
             table,
             workload,
@@ -84,9 +95,10 @@ def zoo_model(
         basis="roofline",
         sample_bytes=round(step.input_bytes / batch),
         forward_modules=tuple(table["forward_modules"]),
-        forward_outputs=tuple(outputs_of(step.forward)) if knows_outputs else (),
+        forward_outputs=outputs if knows_outputs else (),
         batch_norms=batch_norms_of(table),
-        flops=float(sum(one.flops for row in step.rows for one in row)),
+        compiled_blocks=blocks,
+        flops=float(flops),
     )
 
 
@@ -125,38 +137,65 @@ class _Pricing:
 
     def __init__(self, law: Law) -> None:
         self._law = law
-        self._eager = law.workload.attention == "eager"
         self._known: dict[Row, Work] = {}
-
-    def works(self, rows: Iterable[Row]) -> tuple[Work, ...]:
-        """Of each row."""
-        return tuple(map(self.work, rows))
 
     def work(self, row: Row) -> Work:
         """Of one row."""
         known = self._known.get(row)
         if known is None:
-            operators: Iterable[Any] = row
-            if self._eager:
-                softmax_bytes = self._law.arithmetic.softmax_bytes
-                operators = (part for one in row for part in written_out(one, softmax_bytes))
-            works = [self._law.work(one) for one in operators]
+            works = [self._law.work(one) for one in row]
             known = self._known[row] = joined(works) if works else Work(0.0)
         return known
 
 
-def _kept(
-    table: dict[str, Any], step: Step, workload: Workload, arithmetic: Arithmetic
-) -> KeptBytes:
-    """Bytes kept for the backward; of attention that is written out by rows.
+class _Prices(NamedTuple):
+    """Of rows inside of blocks and outside: torch.compile may take blocks alone."""
+
+    inside: _Pricing
+    outside: _Pricing
+
+    @classmethod
+    def of(
+        cls, table: dict[str, Any], workload: Workload, device: Device, arithmetic: Arithmetic
+    ) -> _Prices:
+        """Of a captured model."""
+
+        def pricing(workload: Workload) -> _Pricing:
+            return _Pricing(Law(workload, device, arithmetic, other_left(table, workload)))
+
+        inside = pricing(workload)
+        if workload.compile != "blocks":
+            return cls(inside, inside)
+        return cls(inside, pricing(workload.model_copy(update={"compile": False})))
+
+    def works(
+        self, rows: Sequence[Row], names: Sequence[str], blocks: Sequence[str]
+    ) -> tuple[Work, ...]:
+        """Of rows of modules or parameters of such names; `blocks`: those compiled on their own."""
+        inner = tuple(f"{block}." for block in blocks)
+        return tuple(
+            (self.inside if name.startswith(inner) else self.outside).work(row)
+            for row, name in zip(rows, names, strict=True)
+        )
+
+
+def _compiled_blocks(table: dict[str, Any], workload: Workload) -> tuple[str, ...]:
+    """The blocks that are compiled on their own; raises InputError where the model has none."""
+    if workload.compile != "blocks":
+        return ()
+    if not table["blocks"]:
+        reason = f"{table['name']} has no blocks (numbered modules of several layers); write true"
+        raise InputError("workload.compile", reason)
+    return tuple(table["blocks"])
+
+
+def _scores_bytes(step: Step, arithmetic: Arithmetic) -> list[float]:
+    """Bytes that rows of the forward keep of attention that is written out.
 
     Those are the softmax, what dropout left of it, and its mask.
     """
-    by_rows = [0.0] * len(step.forward)
-    if workload.attention == "eager":
-        each_bytes = arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1
-        by_rows = [
-            each_bytes * sum(one.count * one.m * one.n for one in row if one.kind == "attention")
-            for row in step.forward
-        ]
-    return KeptBytes(table, step, by_rows)
+    each_bytes = arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1
+    return [
+        each_bytes * sum(one.count * one.m * one.n for one in row if one.kind == "attention")
+        for row in step.forward
+    ]

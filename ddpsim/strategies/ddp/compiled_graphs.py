@@ -34,12 +34,12 @@ def compiled_model(model: Model, ddp: Ddp) -> Model:
 
     Raises InputError where torch's split takes no such bucket cap.
     """
-    graphs = tuple(_graphs(model, ddp)) if ddp.splits_graphs else (tuple(_operators(model)),)
+    graphs = tuple(chain.from_iterable(_graphs(part, model, ddp) for part in _parts(model)))
     return replace(
         model,
         ready_order=tuple(chain.from_iterable(_arrivals(model, graphs))),
         backward=(*_backward(model, graphs), Work(0.0)),
-        provenance=(*model.provenance, _provenance(graphs, ddp)),
+        provenance=(*model.provenance, _provenance(model, graphs, ddp)),
     )
 
 
@@ -58,11 +58,36 @@ def _operators(model: Model) -> Iterator[Operator]:
         yield tuple(members)
 
 
-def _graphs(model: Model, ddp: Ddp) -> Iterator[tuple[Operator, ...]]:
-    """As DDPOptimizer splits them: where the parameters until then reach the cap.
+def _parts(model: Model) -> Iterator[tuple[bool, tuple[Operator, ...]]]:
+    """Operators that are compiled together, or not at all: the model, or each of its blocks."""
+    if not model.compiled_blocks:
+        yield True, tuple(_operators(model))
+        return
+    inner = tuple(f"{block}." for block in model.compiled_blocks)
 
-    The first one's is 1 MiB whatever the cap; of a list of caps the largest holds.
+    def block(operator: Operator) -> str:
+        name = model.parameters[operator[0]].name
+        return next((each for each in inner if name.startswith(each)), "")
+
+    for name, operators in groupby(_operators(model), block):
+        yield bool(name), tuple(operators)
+
+
+def _graphs(
+    part: tuple[bool, Sequence[Operator]], model: Model, ddp: Ddp
+) -> Iterator[tuple[Operator, ...]]:
+    """As DDPOptimizer splits what Dynamo hands it: where the parameters until then reach the cap.
+
+    The first one's is 1 MiB whatever the cap; of a list of caps the largest holds. Each gradient of
+    what is not compiled comes on its own.
     """
+    is_compiled, operators = part
+    if not is_compiled:
+        yield from (((index,),) for operator in operators for index in operator)
+        return
+    if not ddp.splits_graphs:
+        yield tuple(operators)
+        return
     cap_bytes = max(bucket_limits(ddp))
     if cap_bytes < FIRST_BUCKET_BYTES:
         raise InputError(
@@ -72,7 +97,7 @@ def _graphs(model: Model, ddp: Ddp) -> Iterator[tuple[Operator, ...]]:
             "ddp.optimize_ddp: false",
         )
     limit_bytes, graph, size_bytes = FIRST_BUCKET_BYTES, list[Operator](), 0
-    for operator in _operators(model):
+    for operator in operators:
         graph.append(operator)
         size_bytes += sum(model.parameters[index].size_bytes for index in operator)
         if size_bytes >= limit_bytes:
@@ -160,8 +185,14 @@ def _sink(heap: list[_Task]) -> int:
     return hole
 
 
-def _provenance(graphs: Sequence[object], ddp: Ddp) -> Provenance:
-    if not ddp.splits_graphs:
+def _provenance(model: Model, graphs: Sequence[object], ddp: Ddp) -> Provenance:
+    if model.compiled_blocks:
+        parts = ", each split as buckets fill" if ddp.splits_graphs else ""
+        how = (
+            f"{len(model.compiled_blocks)} blocks compiled on their own{parts} (torch 2.13): the "
+            "gradients of each part come at once"
+        )
+    elif not ddp.splits_graphs:
         cause = "ddp.optimize_ddp: false" if ddp.is_ddp else f"ddp.strategy: {ddp.strategy}"
         how = f"one graph ({cause}): all gradients come at once, at its end"
     else:

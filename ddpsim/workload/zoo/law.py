@@ -60,7 +60,7 @@ class Law:
             self.device,
             arithmetic.rate,
             arithmetic.convolution_rate(self.device),
-            channels_last=workload.memory_format == "channels_last" or workload.compile,
+            channels_last=workload.memory_format == "channels_last" or bool(workload.compile),
             casts=arithmetic.casts,
             left=self.other_left,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddpsim.scenario.workload import Precision
@@ -35,6 +35,21 @@ class Step(NamedTuple):
         yield from self.forward
         yield from self.backward
 
+    def rewritten(self, rewrite: Callable[[Operator], Iterable[Operator]]) -> Step:
+        """With other operators in the place of each."""
+        known: dict[Row, Row] = {}
+
+        def new(row: Row) -> Row:
+            if row not in known:
+                known[row] = tuple(part for one in row for part in rewrite(one))
+            return known[row]
+
+        return self._replace(
+            forward=tuple(map(new, self.forward)),
+            backward=tuple(map(new, self.backward)),
+            reruns=tuple((place, new(row)) for place, row in self.reruns),
+        )
+
 
 def step_of(
     table: dict[str, Any], precision: Precision, batch: int, x: int, *, casts_weights: bool = True
@@ -54,8 +69,11 @@ def step_of(
     dropped = set[int]()
     if recorded == "amp" and not casts_weights:
         dropped = {i for i, one in enumerate(listed) if _casts_weight(one, polynomials)}
-    rows = [tuple(operators[i] for i in row if i not in dropped) for row in table["rows"]]
     step, plain = table["steps"][recorded], table["steps"]["fp32"]
+
+    def of(row: Sequence[int]) -> Row:
+        """A row's operators."""
+        return tuple(operators[i] for i in row if i not in dropped)
 
     def kept(key: str) -> tuple[float, ...]:
         """Bytes, without what autocast keeps of weights where it casts none."""
@@ -66,15 +84,16 @@ def step_of(
             found = [value - cast for value, cast in zip(found, casts, strict=True)]
         return tuple(found)
 
-    forward = tuple(rows[place] for place in step["forward"])
+    rows = [of(row) for row in table["rows"]]
+    places = step["forward"]
     return Step(
-        forward,
+        tuple(rows[place] for place in places),
         tuple(rows[place] for place in step["backward"]),
         kept("saved_bytes")[0],
         kept("own_bytes"),
         kept("others_bytes"),
         tuple(
-            (row, forward[row][:count] if row < len(forward) else ())
+            (row, of(table["rows"][places[row]][:count]) if row < len(places) else ())
             for row, count in step["rerun"]
         ),
         values[table["input_bytes"]],

@@ -1,0 +1,70 @@
+"""Options of activation checkpointing: which blocks run again, and what of them is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ddpsim.scenario.base import Spec, fail, word_or_modules
+
+__all__ = ["Checkpointing", "CheckpointingField", "Kept"]
+
+Kept = Literal[
+    "attention", "product", "alternate_product", "convolution", "normalization", "softmax"
+]
+
+
+class Checkpointing(Spec):
+    """Blocks that run again in the backward (torch.utils.checkpoint, use_reentrant=False)."""
+
+    blocks: tuple[str, ...] | None = Field(
+        None, strict=False, description="their names; default: all"
+    )
+    every: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None,
+        description="every so many blocks: 2 is the second, the fourth, ...; torchtitan's "
+        "selective_ac_option",
+    )
+    keep: tuple[Kept, ...] = Field(
+        (),
+        strict=False,
+        description="operators whose outputs are kept, as by create_selective_checkpoint_contexts; "
+        "alternate_product is a block's first, third, ... matrix product",
+    )
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Checkpointing:
+        if self.blocks is not None and self.every:
+            raise fail("blocks and every both choose blocks; drop one of them", "every")
+        if {"product", "alternate_product"} <= {*self.keep}:
+            raise fail("holds product, which every alternate_product is; drop one", "keep")
+        return self
+
+
+# torchtitan's policy for each operator (torchtitan/distributed/activation_checkpoint.py)
+_WORDS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "full": {},
+    "selective": {"keep": ("attention", "alternate_product")},
+}
+
+
+def _checkpointing(value: Any) -> Any:
+    """A word, names of blocks, or the options; nothing for an empty list."""
+    if value is None or isinstance(value, (Checkpointing, dict)):
+        return value
+    chosen = word_or_modules(value, tuple(_WORDS), "blocks")
+    return _WORDS[chosen] if isinstance(chosen, str) else ({"blocks": chosen} if chosen else None)
+
+
+CheckpointingField = Annotated[
+    Checkpointing | None,
+    BeforeValidator(
+        _checkpointing,
+        json_schema_input_type=Literal["none", "full", "selective"]
+        | tuple[str, ...]
+        | Checkpointing
+        | None,
+    ),
+]
