@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,17 @@ def transformer() -> tuple[Any, Any]:
     )
 
 
-def seen(build: Callable[[], tuple[Any, Any]], cap: float | None, *, optimize_ddp: bool) -> Seen:
-    """Train under DDP of this process, bare and compiled (graphs run by torch's own kernels)."""
+def seen(
+    build: Callable[[], tuple[Any, Any]],
+    cap: float | None,
+    *,
+    optimize_ddp: bool,
+    blocks: Sequence[str] = (),
+) -> Seen:
+    """Train under DDP of this process, bare and compiled (graphs run by torch's own kernels).
+
+    `blocks`: modules that are compiled on their own, in the place of the whole.
+    """
     import torch
     from torch._dynamo import config
     from torch._dynamo.backends.distributed import DDPOptimizer
@@ -123,7 +132,11 @@ def seen(build: Callable[[], tuple[Any, Any]], cap: float | None, *, optimize_dd
         torch.manual_seed(0)
         torch._dynamo.reset()
         model, inputs = build()
-        wrapped = torch.compile(model, backend="aot_eager") if compiled else model
+        wrapped = model
+        if compiled and not blocks:
+            wrapped = torch.compile(model, backend="aot_eager")
+        for block in blocks if compiled else ():
+            model.get_submodule(block).compile(backend="aot_eager")
         ddp = DistributedDataParallel(wrapped, bucket_cap_mb=cap)
         for _ in range(4):
             ddp(inputs).sum().backward()
@@ -137,7 +150,7 @@ def seen(build: Callable[[], tuple[Any, Any]], cap: float | None, *, optimize_dd
     return Seen(
         tuple(Parameter(name, p.numel(), "float32") for name, p in model.named_parameters()),
         in_order(eager["prev_iteration_grad_ready_order_indices"]),
-        tuple(bucket.size for bucket in reversed(split[0])) if split else (),
+        tuple(bucket.size for graph in reversed(split) for bucket in reversed(graph)),
         in_order(compiled["prev_iteration_grad_ready_order_indices"]),
         tuple(
             tuple(int(i) for i in bucket.split())
@@ -188,6 +201,41 @@ def test_blocks_with_residuals_are_split_as_by_torch() -> None:
     compiled = compiled_model(torch_did.model(), Ddp.model_validate({"bucket_cap_mb": 1.0}))
     assert len(torch_did.graph_bytes) > 1
     assert graph_bytes(torch_did.model(), compiled) == torch_did.graph_bytes
+
+
+def alike() -> tuple[Any, Any]:
+    """Blocks of one kind, which Dynamo compiles once, between layers that it does not see."""
+    import torch
+    from torch import nn
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.narrow = nn.Linear(300, 1200), nn.Linear(1200, 300)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.narrow(self.wide(x).relu())
+
+    blocks = [Residual() for _ in range(3)]
+    return nn.Sequential(nn.Linear(20, 300), *blocks, nn.Linear(300, 50)), torch.randn(4, 20)
+
+
+@pytest.mark.usefixtures("alone")
+def test_blocks_compiled_on_their_own_are_each_split_as_by_torch() -> None:
+    """What is outside of them comes gradient by gradient."""
+    blocks = ("1", "2", "3")
+    torch_did = seen(alike, 1.0, optimize_ddp=True, blocks=blocks)
+    model = replace(torch_did.model(), compiled_blocks=blocks)
+    ddp = Ddp.model_validate({"bucket_cap_mb": 1.0})
+    compiled = compiled_model(model, ddp)
+    sizes = graph_bytes(model, compiled)
+    outside = [model.parameters[index].size_bytes for index in (15, 14, 1, 0)]
+    assert [*sizes[:2], *sizes[-2:]] == outside
+    assert sizes[2:-2] == torch_did.graph_bytes * 3
+    assert compiled.ready_order == torch_did.order
+    assert plan_buckets(compiled.parameters, compiled.ready_order, ddp).rebuilt == torch_did.buckets
+    whole = compiled_model(model, Ddp.model_validate({"optimize_ddp": False}))
+    assert len(graph_bytes(model, whole)) == len(outside) + len(blocks)
 
 
 @pytest.mark.usefixtures("alone")

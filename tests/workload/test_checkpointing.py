@@ -11,6 +11,7 @@ import pytest
 
 import ddpsim
 from ddpsim.scenario.workload import Workload
+from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of
 from ddpsim.workload.model import Model
 from ddpsim.workload.operators import Operator
 from ddpsim.workload.roofline import zoo_model
@@ -26,8 +27,7 @@ def oracle() -> Any:
     return importlib.import_module("helpers.oracles.checkpointed_blocks")
 
 
-@pytest.fixture(scope="module")
-def table(oracle: Any) -> dict[str, Any]:
+def captured(oracle: Any, *kinds: Any) -> dict[str, Any]:
     """The oracle's model as a capture records it."""
     import torch
 
@@ -36,7 +36,7 @@ def table(oracle: Any) -> dict[str, Any]:
     from calibrate.measure.model.training import Made
 
     with torch.device("meta"):
-        model = oracle.Model()
+        model = oracle.Model(kinds) if kinds else oracle.Model()
 
     def make(batch: int, size: int | None) -> Made:
         tokens = torch.empty(batch, size or TOKENS, dtype=torch.long, device="meta")
@@ -46,6 +46,11 @@ def table(oracle: Any) -> dict[str, Any]:
     source = Source("small", "small", "language", "torch", make, BATCH, TOKENS, sizes)
     document: dict[str, Any] = capture(source)
     return document
+
+
+@pytest.fixture(scope="module")
+def table(oracle: Any) -> dict[str, Any]:
+    return captured(oracle)
 
 
 def modelled(table: dict[str, Any], **workload: Any) -> Model:
@@ -109,3 +114,32 @@ def test_the_rerun_stops_at_the_last_saved_tensor(table: dict[str, Any], oracle:
         reruns += Counter([*chain(*step_here.forward[first:last]), *partly])
     assert ran[ALL] - ran[()] == reruns
     assert not ran[()] - ran[ALL]
+
+
+ATTENTION = {"keep": ("attention",)}
+PRODUCTS = {"keep": ("attention", "product")}
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Gated", "Gated"), ("Residual", "Gated"), ("Activated",) * 2, ("Residual",) * 3]
+)
+def test_a_policy_keeps_and_runs_again_what_torch_does(oracle: Any, kinds: tuple[str, ...]) -> None:
+    """Bytes are those of real storages; FLOPs those that torch.utils.flop_counter counts."""
+    own = captured(oracle, *(getattr(oracle, kind) for kind in kinds))
+    names = tuple(own["blocks"])
+    plain = oracle.counted_flops(oracle.Model([getattr(oracle, k) for k in kinds]), BATCH, TOKENS)
+    step = step_of(own, "fp32", BATCH, TOKENS)
+    for policy in ("full", "selective", ATTENTION, PRODUCTS, {"every": 2}):
+        asked = Workload(batch_per_rank=BATCH, model="gpt2", checkpointing=policy).checkpointing
+        chosen = checkpointed(asked, "small", names)
+        model = oracle.Model([getattr(oracle, kind) for kind in kinds])
+        model.keep = asked.keep
+        seen = oracle.observe(chosen, BATCH, TOKENS, model)
+        held = KeptBytes(own, step, [0.0] * len(step.forward))
+        blocks = [block for block in held.blocks if block.name in chosen]
+        reruns = reruns_of(asked, step.forward, blocks, compiled=False)
+        assert held.at_most(reruns) == pytest.approx(
+            max(seen["end_bytes"], seen["most_bytes"]), rel=0.03
+        ), policy
+        again = sum(one.flops for rerun in reruns.values() for one in rerun.operators)
+        assert oracle.counted_flops(model, BATCH, TOKENS) - plain == again, policy

@@ -10,7 +10,39 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+ATEN = torch.ops.aten
+PRODUCTS = (ATEN.mm.default, ATEN.addmm.default)
+KEPT = {
+    "attention": (
+        ATEN._scaled_dot_product_flash_attention.default,
+        ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    ),
+    "product": (*PRODUCTS, ATEN.bmm.default, ATEN.baddbmm.default),
+    "normalization": (ATEN.native_layer_norm.default, ATEN._fused_rms_norm.default),
+    "alternate_product": PRODUCTS,
+}
+
+
+def selective(keep: Collection[str]) -> Callable[..., Any]:
+    """Contexts that keep the outputs of some operators, as torchtitan's policy does."""
+    kept = {operator for name in keep for operator in KEPT[name]}
+    counts = {True: 0, False: 0}
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        again = context.is_recompute
+        counts[again] += operator in PRODUCTS
+        every_second = operator in PRODUCTS and "alternate_product" in keep
+        keeps = operator in kept and not (every_second and counts[again] % 2 == 0)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return lambda: create_selective_checkpoint_contexts(policy)
 
 
 class Residual(nn.Module):
@@ -36,23 +68,49 @@ class Activated(nn.Module):
         return self.two(self.one(x).relu()).tanh()
 
 
-class Model(nn.Module):
-    """Tokens, blocks of both kinds, and a head."""
+class Gated(nn.Module):
+    """Attention and a gated layer without biases, as Llama's."""
 
-    def __init__(self, width: int = 64, tokens: int = 300) -> None:
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.norms[0](x)
+        q, k, v = (
+            each(inner).unflatten(-1, (4, -1)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(seen.transpose(1, 2).flatten(2))
+        inner = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(inner)) * self.up(inner))
+
+
+class Model(nn.Module):
+    """Tokens, blocks of some kinds, and a head."""
+
+    def __init__(
+        self,
+        kinds: Collection[type[nn.Module]] = (Residual, Residual, Activated, Residual),
+        width: int = 64,
+        tokens: int = 300,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(
-            kind(width) for kind in (Residual, Residual, Activated, Residual)
-        )
+        self.blocks = nn.ModuleList(kind(width) for kind in kinds)
         self.head = nn.Linear(width, tokens)
         self.checkpointed: Collection[str] = ()
+        self.keep: Collection[str] = ()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(tokens)
         for number, block in enumerate(self.blocks):
             if f"blocks.{number}" in self.checkpointed:
-                hidden = checkpoint(block, hidden, use_reentrant=False)
+                own = {"context_fn": selective(self.keep)} if self.keep else {}
+                hidden = checkpoint(block, hidden, use_reentrant=False, **own)
             else:
                 hidden = block(hidden)
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
@@ -89,12 +147,24 @@ class _Live(TorchDispatchMode):
         return sum(size for storage, size in self.sizes.items() if not storage.expired())
 
 
-def observe(names: Collection[str], batch: int, size: int) -> dict[str, Any]:
+def counted_flops(model: Model, batch: int, size: int) -> int:
+    """Of a real step's forward and backward, by torch's own counter."""
+    tokens = torch.randint(0, 300, (batch, size))
+    on_cpu = ATEN._scaled_dot_product_flash_attention_for_cpu
+    attention = {on_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        model(tokens).backward()
+    return int(counter.get_total_flops())
+
+
+def observe(
+    names: Collection[str], batch: int, size: int, model: Model | None = None
+) -> dict[str, Any]:
     """One real step: modules that are called and gradients that come in the backward, and bytes.
 
     `end_bytes`: held of the forward when it has ended; `most_bytes`: the most in the backward.
     """
-    model = Model()
+    model = model or Model()
     model.checkpointed = names
     tokens = torch.randint(0, 300, (batch, size))
     events: list[str] = []

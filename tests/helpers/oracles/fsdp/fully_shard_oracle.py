@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,9 +28,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+from torch.utils.checkpoint import checkpoint
 from two_ranks import run_as_rank
 
 STEPS = 2
+OPTIONS = ((True, 1, True), (False, 1, True), (True, 2, True), (False, 2, False))
 Calls = list[tuple[str, int, int, list[int]]]
 NAMES = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
 NAMES |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
@@ -66,8 +69,12 @@ def observe(
     nodes: int = 1,
     strategy: str = "fully_shard",
     last_only: bool = False,
+    checkpoints: bool = False,
 ) -> dict[str, Any]:
-    """Train a few steps and return what was called in each, on this many nodes of two ranks."""
+    """Train a few steps and return what was called in each, on this many nodes of two ranks.
+
+    `checkpoints`: units run again in the backward, inside of what shards them.
+    """
     module, x = built(model, seed)
     listed = parameters_of(module)
     order, (precision, options) = ready_order(module, x), policy_of(mixed)
@@ -76,6 +83,9 @@ def observe(
     if nodes == 1 or strategy == "hsdp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         options["mesh"] = mesh["shard"] if nodes == 1 else mesh
+    for name in units if checkpoints else ():
+        unit = module.get_submodule(name)
+        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
     shard_units(module, units, reshard_after_forward=reshard, **options)
     fully_shard(module, **options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -233,13 +243,12 @@ def observe_peak(
 def cases() -> list[tuple[Any, ...]]:
     """Random models and precisions, each choice of units with a few of the other options."""
     draw = random.Random(7)
-    options = [(True, 1, True), (False, 1, True), (True, 2, True), (False, 2, False)]
     return [
         ("calls", model, seed, choice, *each, draw.random() < 0.5)
         for model in ("decoder", "dense")
         for choice in ("blocks", "one", "nested", "embedding")[: 4 if model == "decoder" else 3]
         for seed in [draw.randrange(1000)]
-        for each in options
+        for each in OPTIONS
     ]
 
 
@@ -267,6 +276,14 @@ def sized_cases() -> list[tuple[Any, ...]]:
         ("calls", "decoder", draw.randrange(1000), least, reshard, 1, True, False, 2)
         for least in (20, 60, 150)
         for reshard in (True, 2)
+    ]
+
+
+def checkpointed_cases() -> list[tuple[Any, ...]]:
+    """Units that run again gather as others do."""
+    return [
+        ("calls", "decoder", 3, "blocks", *each, False, 1, "fully_shard", False, True)
+        for each in OPTIONS
     ]
 
 
@@ -300,5 +317,6 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    told = [*cases(), *mesh_cases(), *sized_cases(), *ordered_cases(), ("divisors",)]
+    told = [*cases(), *mesh_cases(), *sized_cases(), *checkpointed_cases()]
+    told += [*ordered_cases(), ("divisors",)]
     run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS])
