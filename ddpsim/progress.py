@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,13 +14,14 @@ __all__ = ["Stage", "heard", "stage"]
 class Stage:
     """Parts of one question: `ended` of `total`, in words `what`.
 
-    `known`: lines that say what is known so far.
+    `known`: lines that say what is known so far; `say`: tells what to know before it begins.
     """
 
     what: str = ""
     total: int = 0
     ended: float = 0.0
     known: list[str] = field(default_factory=list)
+    say: Callable[[str], None] = lambda _: None
 
     def at(self, ended: int, total: int) -> None:
         """So many parts have ended, of so many."""

@@ -23,6 +23,7 @@ def waiting(unfinished: str = "") -> Iterator[None]:
     Ctrl-C ends the process with what is known on stderr, and exit code 130.
     """
     with heard() as told, bar(told):
+        told.say = lambda text: print(f"ddpsim: {text}", file=sys.stderr)
         try:
             yield
         except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
+from ddpsim.prediction.effort import long_answer
 from ddpsim.prediction.interval import if_measured, prediction_interval, variants
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
@@ -146,6 +147,8 @@ def _answer(
     job: Job, engine: EngineMode, begin: Callable[[], Simulated]
 ) -> tuple[Result, Timeline]:
     with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
+        if needs := long_answer(job):
+            told.say(needs)
         simulated = begin()
         mean_s = mean_step_s(simulated.timeline)
         told.known = [f"the step takes {format_duration(mean_s)}"]
