@@ -5,7 +5,8 @@
 #   tools/gpu_round.sh [FOLDER] --only models --seconds 580
 #
 # The second form measures steps of 30 models, as long as it takes: call it again with the same
-# FOLDER until it says that none is missing. timm, transformers and torchvision must be there.
+# FOLDER until it says that none is missing. timm, transformers and torchvision must be there; with
+# DEVICE=cpu it needs no GPU, to try it.
 #
 # FOLDER (default: $OUT) takes every file. Each part has its own limit, a share of N (default: 480),
 # and the next runs whatever became of it; FOLDER/summary.tsv says so: part, exit code, seconds.
@@ -116,5 +117,5 @@ part tests 60 "$python" -m pytest -q -rs -p no:cacheprovider \
     tests/calibrate/measure/device/test_on_gpu.py
 part fit 60 "${calibrate[@]}" fit-device "$folder/device-record.json" -o "$folder/device.json"
 named models 480 "$python" tools/measure_models.py -o "$folder/models.jsonl" \
-    --seconds "$(share 440)"
+    --seconds "$(share 440)" --device "${DEVICE:-cuda}"
 cat "$folder/summary.tsv"

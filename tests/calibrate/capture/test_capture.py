@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="a capture runs torch")
 
+from torch import nn
 
 from calibrate.capture.capture import capture
 from calibrate.capture.document import render
+from calibrate.capture.named import source_of
 from calibrate.capture.polynomials import Inexact, fit, value_at
 from calibrate.capture.record import record
 from calibrate.capture.sources import Source, function_source
@@ -190,6 +194,22 @@ def test_a_recurrent_layer_is_one_operator(source: Callable[..., Source]) -> Non
     assert recurrence == Operator("recurrence", 12, 3, 800, 200, 24, 1, flops, item_bytes=4)
     rows = 3 * 12  # of each, what is assumed: four gates and a cell of two layers, a state
     assert step.saved_bytes >= 4 * rows * (2 * 5 * 200 + 200)
+
+
+def test_a_renamed_model_of_timm_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its old name has no configuration, and only some models are made for a size."""
+
+    def create_model(name: str, **options: int) -> nn.Module:
+        if options:
+            raise TypeError("unexpected keyword argument 'img_size'")
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        model.pretrained_cfg = {"input_size": (3, 64, 64)}
+        return model
+
+    timm = SimpleNamespace(__version__="1.0", is_model=lambda _: True, create_model=create_model)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    assert source_of("timm:old_name", None, None).default == 64
+    assert capture(source_of("timm:old_name", None, 96))["size"]["default"] == 96
 
 
 def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ LIBRARY_MODELS: dict[str, Case] = {
     "transformers bert": _transformers(
         "BertForMaskedLM", **_DECODER, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     ),
+    "transformers bart": _transformers(
+        "BartForConditionalGeneration", d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, dropout=0.0, decoder_start_token_id=0,
+    ),
     "transformers t5": _transformers(
         "T5ForConditionalGeneration", d_model=32, d_ff=64, num_layers=2, num_heads=4, d_kv=8,
         decoder_start_token_id=0, dropout_rate=0.0, attn_implementation="eager",

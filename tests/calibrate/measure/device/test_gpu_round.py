@@ -71,9 +71,11 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> No
 def test_a_named_part_goes_on_from_its_record(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "device-record.json").write_text("half")
-    run(tmp_path, "--only", "device")
-    assert list(summary(tmp_path)) == ["install", "device"]
-    assert "--time-budget-s 195 --resume" in (tmp_path / "calls").read_text()
+    run(tmp_path, "--only", "device,models")
+    assert list(summary(tmp_path)) == ["install", "device", "models"]
+    calls = (tmp_path / "calls").read_text()
+    assert "--time-budget-s 195 --resume" in calls
+    assert "models.jsonl --seconds 440 --device cuda" in calls
 
 
 @pytest.mark.parametrize(
