@@ -15,9 +15,6 @@ those of every later step (if x(k+1) >= x(k) + m on all ranks, x(k+2) >= x(k+1) 
 A host that needs less than a step is ahead of its device in the end, by a whole step and more. So
 steps are simulated as if all was launched long before (`_far_behind_s`): that f comes to the same
 lengths whatever x it begins with, as two x are never further apart after it than before.
-
-Where ranks begin steps together (`_works_before_beginning`), f depends on one number, when they do.
-Then the time from one beginning to the next is the same from anywhere, and one step tells it.
 """
 
 from __future__ import annotations
@@ -28,14 +25,11 @@ from contextlib import suppress
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.process_groups import GroupedCost, cost_of
-from ddpsim.cluster.transfers import WholeTransfer, duration_ns
+from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.batch import mean_steps_s
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import MOST_MORE
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
 from ddpsim.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -46,7 +40,6 @@ __all__ = ["steady_ranges_s", "steady_steps_s"]
 
 _FEW_RANKS = 1024  # of more, variants side by side are no quicker than one after the other
 _LATE_NS = 2.0**50  # twelve days, after all that a host launches in a few steps
-_ROUNDED_NS = 2  # a work is rounded to a tick, and up to one where it is slowed down
 
 
 def steady_steps_s(requests: Sequence[Request]) -> list[float]:
@@ -126,13 +119,11 @@ class _FarBehind(NamedTuple):
     """A job whose steps are simulated each after all of its launches.
 
     The same bounds hold, and from the first step that all real ones begin after their launches they
-    are alike. `before_ns`: how long ranks work before all of them begin a step at once, where they
-    do; `begin_ns`: when ranks begin the first.
+    are alike. `begin_ns`: when ranks begin the first.
     """
 
     request: Request
     host: Host
-    before_ns: Ticks | None
     begin_ns: Ticks | float
 
     @classmethod
@@ -140,15 +131,14 @@ class _FarBehind(NamedTuple):
         """None where some launches may come late."""
         if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
             return None
-        host, sums = Host(request.program, MOST_MORE), request.sums
-        before_ns = _before_beginning_ns(host, request)
-        stood_ns = sums.stood_ns if sums and before_ns is None else None
-        return cls(request, host, before_ns, _LATE_NS if stood_ns is None else _LATE_NS + stood_ns)
+        stood_ns = None if request.sums is None else request.sums.stood_ns
+        begin_ns = _LATE_NS if stood_ns is None else _LATE_NS + stood_ns
+        return cls(request, Host(request.program, MOST_MORE), begin_ns)
 
     @property
     def stands(self) -> bool:
-        """Whether it is known how ranks stand to each other, or all begin a step together."""
-        return self.before_ns is not None or not isinstance(self.begin_ns, float)
+        """Whether it is known how ranks stand to each other."""
+        return not isinstance(self.begin_ns, float)
 
     def ranges_s(self, lengths_ns: Iterator[Ticks]) -> Iterator[tuple[float, float]] | None:
         """Step by step, [1, ranks] each; None where some launches may come late."""
@@ -158,9 +148,6 @@ class _FarBehind(NamedTuple):
             return None
         if not _falls_behind(self.host, int(first_ns.min())):
             return None
-        if self.before_ns is not None:
-            together_ns = int((first_ns + self.before_ns).max() - self.before_ns.max())
-            return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
         return _told_s(self.request, chain([first_ns], lengths_ns), self.begin_ns)
 
 
@@ -243,53 +230,6 @@ def _begin_others_from(request: Request, stood_ns: Ticks) -> None:
     """
     if request.sums is not None and request.sums.stood_ns is None:
         request.sums.stood_ns = stood_ns - stood_ns.min()
-
-
-def _before_beginning_ns(host: Host, request: Request) -> Ticks | None:
-    """How long ranks work before all of them begin a step at once; None where they do not."""
-    script, sums = [instruction for _, instruction in host.step(1).timed], request.sums
-    if sums is None:
-        return None
-    before = _works_before_beginning(script, request, float(sums.factors.max()))
-    if before is None:
-        return None
-    return sums.of(before, PER_MILLE) if before else sums.factors * 0
-
-
-def _works_before_beginning(
-    script: Sequence[Instruction], request: Request, slowest: float
-) -> list[int] | None:
-    """Ticks of the works before a collective at whose end all ranks begin; None: there is none.
-
-    It is a step's first, its duration from the last arrival is fixed, and ranks await it before
-    their next work of any length: however late one of them comes, it is there before the end.
-    """
-    before_ns: list[int] = []
-    left_ns, is_sent = 0.0, False
-    for instruction in script:
-        match instruction:
-            case Compute(device_ns=work_ns) if is_sent:
-                left_ns -= work_ns * slowest + _ROUNDED_NS
-            case Compute(device_ns=work_ns):
-                before_ns.append(work_ns)
-            case Communicate(waits_for=recorded, group=group) if (
-                recorded is not None or group != "world"
-            ):
-                return None  # works before it may come after the Record; groups begin apart
-            case Communicate() if not is_sent:
-                sent, is_sent = (
-                    cost_of(request.cost, instruction.group).transfer(
-                        instruction.operation, instruction.size_bytes
-                    ),
-                    True,
-                )
-                if not isinstance(sent, WholeTransfer):
-                    return None
-                left_ns = float(duration_ns(sent))
-                slowest *= float(sent.interference.compute)
-            case Await(number):
-                return before_ns if is_sent and number == 0 and left_ns >= 0 else None
-    return None
 
 
 def _slowed_alike(request: Request) -> bool:

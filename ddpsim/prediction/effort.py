@@ -13,6 +13,7 @@ _STEPS, _PERIODS = 12, 8  # that an answer simulates, of all its variants
 _COMPILED_S, _COMPILED_BYTES = 100e-6, 6_000  # an instruction of a step, over all variants
 _OF_ONE_RANK_S = 0.5e-6  # an instruction, each time it is evaluated
 _OF_PART_S, _OF_RANK_S = 40e-6, 0.012e-6  # works that follow each other in arrays; each of a rank
+_LASTING = 0.2  # of that where ranks differ for good
 _BYTES, _RANK_BYTES = 60e6, 5_000
 
 
@@ -23,11 +24,12 @@ def long_answer(job: Job) -> str | None:
     longest = max(len(step.launched) for step in program.kinds)
     is_alone = ranks == 1 and request.is_calm
     parts = max(len(step.parts) for step in program.kinds)
-    of_ranks_s = parts * _OF_PART_S + longest * ranks * _OF_RANK_S
+    rank_s = _OF_RANK_S * (1 if request.varies else _LASTING)
+    of_ranks_s = parts * _OF_PART_S + longest * ranks * rank_s
     step_s = longest * _OF_ONE_RANK_S if is_alone else of_ranks_s
     evaluated = _STEPS + _PERIODS * program.strategy.period
     needs_s = longest * _COMPILED_S + evaluated * step_s
-    needs_bytes = _BYTES + longest * _COMPILED_BYTES + (not is_alone) * ranks * _RANK_BYTES
+    needs_bytes = _BYTES + longest * _COMPILED_BYTES + request.varies * ranks * _RANK_BYTES
     if needs_s < _LONG_S and needs_bytes < _MUCH_BYTES:
         return None
     told = f"about {format_duration(needs_s)} of one core and {format_bytes(round(needs_bytes))}"

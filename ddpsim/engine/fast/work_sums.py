@@ -7,6 +7,7 @@ compute is the same: another network, another host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ __all__ = ["Prefixes", "WorkSums"]
 
 _FIT = 2**15  # figures that fit a cache
 _EVERY = 8  # works from one kept sum to the next
-_MOST_KEPT = 2**25  # sums, 256 MiB
+_MOST_KEPT = 2**24  # sums of each sort, 128 MiB
 _Integers = npt.NDArray[np.int64]
 
 
@@ -77,8 +78,10 @@ class WorkSums:
     def __init__(self, factors: Ticks) -> None:
         self.factors = np.ascontiguousarray(factors)
         self.stood_ns: Ticks | None = None
+        # by works and pace, those that were asked for last at the end
         self._known: dict[tuple[bytes, float], Ticks] = {}
-        self._prefixes: dict[tuple[bytes, float], Prefixes] = {}  # the oldest first
+        self._prefixes: dict[tuple[bytes, float], Prefixes] = {}
+        self._usual: tuple[WorkSums, int, WorkSums] | None = None  # see `changed`
 
     def slowdowns(self, iterations: int) -> Ticks:
         """The factors of each iteration, [ranks, iterations]."""
@@ -88,10 +91,8 @@ class WorkSums:
         """The same, but that one rank's work takes so many times as long."""
         factors = self.factors.copy()
         factors[rank] = times
-        found, alone = WorkSums(factors), WorkSums(factors[rank : rank + 1])
-        for (works, pace), sums_ns in self._known.items():
-            found._known[works, pace] = sums_ns.copy()
-            found._known[works, pace][rank] = alone.of(np.frombuffer(works), pace)[0]
+        found = WorkSums(factors)
+        found._usual = self, rank, WorkSums(factors[rank : rank + 1])
         found.stood_ns = self.stood_ns
         return found
 
@@ -99,8 +100,9 @@ class WorkSums:
         """Ticks of all works on each rank, each work rounded, `pace` thousandths as long."""
         works = np.array(works_ns, dtype=np.float64)
         asked = works.tobytes(), pace
-        if asked not in self._known:
-            self._known[asked] = self._summed(works, pace)
+        found = self._known.pop(asked, None)
+        self._known[asked] = self._summed(works, pace) if found is None else found
+        _forget(self._known)
         return self._known[asked]
 
     def begun_and_last_ns(
@@ -131,11 +133,16 @@ class WorkSums:
         asked = works_ns.tobytes(), pace
         found = self._prefixes.pop(asked, None) or Prefixes(works_ns, self.factors, pace)
         self._prefixes[asked] = found
-        while sum(each.size for each in self._prefixes.values()) > max(_MOST_KEPT, found.size):
-            del self._prefixes[next(iter(self._prefixes))]
+        _forget(self._prefixes)
         return found
 
     def _summed(self, works_ns: Ticks, pace: float) -> Ticks:
+        if self._usual:
+            usual, rank, alone = self._usual
+            if (works_ns.tobytes(), pace) in usual._known:  # noqa: SLF001 -- of this class
+                sums_ns = usual.of(works_ns, pace).copy()
+                sums_ns[rank] = alone.of(works_ns, pace)[0]
+                return sums_ns
         each_ns, count = np.unique(works_ns, return_counts=True)
         times = count.astype(np.float64)
         many = max(1, _FIT // len(each_ns))
@@ -145,6 +152,12 @@ class WorkSums:
             taken_ns = _taken_ns(each_ns[:, np.newaxis], self.factors[some], pace)
             np.einsum("i,ij->j", times, taken_ns, out=sums_ns[some])
         return sums_ns
+
+
+def _forget(kept: dict[tuple[bytes, float], Any]) -> None:
+    """All but those that were asked for last, and that fit; the last one of all stays."""
+    while len(kept) > 1 and sum(each.size for each in kept.values()) > _MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _by_pace(paces: Ticks) -> Iterator[tuple[float, _Integers]]:
