@@ -67,6 +67,13 @@ def test_simulated_means_are_dalys() -> None:
     assert means_s == pytest.approx([mean_s(run) for run, *_ in known], rel=0.01)
 
 
+def test_the_best_interval_is_that_of_dalys_figures() -> None:
+    """Daly 2006, figures 3 to 5: a dump of 5 min, a failure every 24 h, 6 h and 15 min."""
+    for mtbf_h, best_min in ((24, 117), (6, 57), (0.25, 9.1)):
+        found_s = best_interval_s(300, 3600 * mtbf_h)
+        assert found_s / 60 == pytest.approx(best_min, rel=0.01)
+
+
 def test_the_best_interval_is_dalys() -> None:
     """Within 2 % for saves of up to a fifth of the MTBF; Young's is the limit of short ones."""
     for ratio in np.geomspace(1e-6, 0.2, 50):

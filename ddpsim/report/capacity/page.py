@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from ddpsim.errors import printable
@@ -88,6 +89,14 @@ def _figure(
         "height": 380,
         "legend": {"orientation": "h", "yanchor": "top", "y": -0.22},
         "xaxis": {"title": {"text": "GPUs"}, "type": "log", "tickvals": gpus},
-        "yaxis": {"title": {"text": title}, "type": "log"},
+        "yaxis": {"title": {"text": title}, "type": "log", **_ticks(min(low), max(high))},
     }
     return {"data": data, "layout": layout}
+
+
+def _ticks(low: float, high: float) -> dict[str, list[float]]:
+    """Whole numbers at 1, 2 and 5: over a wide range Plotly writes bare digits between decades."""
+    if high < 3 * low:
+        return {}
+    decades = range(floor(log10(low)), ceil(log10(high)))
+    return {"tickvals": [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]}
