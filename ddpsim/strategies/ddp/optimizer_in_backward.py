@@ -36,7 +36,8 @@ class OptimizerInHook:
         """The bucket, reduced and then divided and used up."""
         divided = self.costs.operator(self.costs.moved(2 * bucket.size_bytes))
         unused = frozenset(self.model.unused)
-        steps = [self._step(i) for i in bucket.parameters if i not in unused]
+        all_bytes = sum(each.size_bytes for each in self.model.used)
+        steps = [self._step(i, all_bytes) for i in bucket.parameters if i not in unused]
         reduced = Stage(
             _NOTHING,
             bucket.size_bytes,
@@ -46,9 +47,8 @@ class OptimizerInHook:
         )
         return bucket._replace(stages=(reduced,), copy_back=_NOTHING)
 
-    def _step(self, parameter: int) -> Work:
-        """Of one parameter: the whole optimizer's time by its bytes."""
-        size_bytes = self.model.parameters[parameter].size_bytes
-        share = size_bytes / sum(each.size_bytes for each in self.model.used)
+    def _step(self, parameter: int, all_bytes: int) -> Work:
+        """Of one parameter: the whole optimizer's time by its part of `all_bytes`."""
+        share = self.model.parameters[parameter].size_bytes / all_bytes
         whole_s = self.model.optimizer.device_s
         return one_parameters_work(self.optimizer, share * whole_s, self.costs.device)
