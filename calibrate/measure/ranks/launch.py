@@ -73,6 +73,7 @@ def _started(
             yield subprocess.Popen(  # noqa: S603 -- our own modules
                 command,
                 env=_variables(os.environ, rank, ranks, nodes, port),
+                stdin=subprocess.PIPE,  # its end tells a rank that we are gone, however that came
                 stderr=written,
                 start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks
             )
@@ -119,6 +120,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         if process.poll() is None:
             process.kill()
         process.wait()
+        if process.stdin:
+            process.stdin.close()
 
 
 def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:

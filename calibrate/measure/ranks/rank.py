@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from io import TextIOWrapper
 from typing import NoReturn
@@ -20,6 +21,7 @@ FAILED, LOST = 3, 4
 def run_rank(task: Callable[[str], object]) -> NoReturn:
     """Do the task, with its options as JSON from the first argument, and end this process."""
     code = 0
+    threading.Thread(target=_end_with_starter, daemon=True).start()
     if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be what its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -31,3 +33,10 @@ def run_rank(task: Callable[[str], object]) -> NoReturn:
     sys.stderr.flush()
     # no clean-up by gloo's threads: they may wait for a dead peer, and what counts is written
     os._exit(code)
+
+
+def _end_with_starter() -> None:
+    """End this process when the one that started it has ended, which holds standard input open."""
+    while os.read(0, 1):
+        pass
+    os._exit(LOST)
