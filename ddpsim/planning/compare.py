@@ -30,6 +30,7 @@ from ddpsim.result.model import Brief
 from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
+from ddpsim.scenario.options.checkpointing import WORDS
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
@@ -259,7 +260,8 @@ def each_flag(document: Document) -> Iterator[Option]:
     scenario = parse(document)
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
-    for settings, note in (*flags, *_norms(scenario.workload), _fused(scenario)):
+    others = (*_norms(scenario.workload), *_checkpoints(scenario.workload), _fused(scenario))
+    for settings, note in (*flags, *others):
         yield option(document, *settings, note=note)
 
 
@@ -332,6 +334,15 @@ def _unlike(scenario: Scenario) -> str:
 def _norms(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
     if workload.sync_batch_norm:
         yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
+
+
+def _checkpoints(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+    """Other activation checkpointing, where a model has some and its step is estimated."""
+    if workload.checkpointing is None or workload.measured_by:
+        return
+    for word, options in WORDS.items():
+        if workload.checkpointing != options:
+            yield [f"workload.checkpointing={word}"], ""
 
 
 def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:

@@ -23,6 +23,7 @@ __all__ = [
     "COMPILED_HOST",
     "COMPUTE",
     "DATA",
+    "FLOAT8",
     "GLOO_SLOWDOWN",
     "HOST",
     "MANY_MODELS",
@@ -64,6 +65,7 @@ COMPUTE = {
 }
 # how far measured hosts are from what those of other publishers take, by generation (section 3)
 HOST = Uncertainty(0.41, "16 measured hosts, each by those of other publishers")
+FLOAT8 = Uncertainty(0.35, "assumed: float8 products as near their peak as those of bf16")
 COMPILED_HOST = Uncertainty(0.50, "assumed: compiled code's launches as uncertain as operators")
 STATED_HOST = Uncertainty(0.10, "assumed: the host's times as stated in the scenario")
 MEASURED_HOST = Uncertainty(0.10, "assumed: the host's times as measured by `calibrate device`")

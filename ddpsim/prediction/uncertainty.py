@@ -10,6 +10,7 @@ from ddpsim.prediction.interval import (
     COMPILED_HOST,
     COMPUTE,
     DATA,
+    FLOAT8,
     HOST,
     MANY_MODELS,
     MANY_STEPS,
@@ -69,6 +70,8 @@ def _of_roofline(job: Job) -> Uncertainty:
         return Uncertainty(measured.sigma, MEASURED_DEVICE)
     if not measured and rate not in device.published_steps:
         return UNKNOWN_DEVICE
+    if workload.float8:
+        return FLOAT8
     if job.model.is_compiled:
         return COMPILED
     if device.published_steps.get(rate, 0) >= MANY_STEPS:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 DEVICE_SCHEMA = "ddpsim.device/1"
-Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
+Rate = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]  # of matrix products, by their inputs
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 # NCCL v2.30.7 src/graph/topo.h: what an x16 link of PCIe 3, 4 or 5 carries; which of them a GPU has
 # is assumed by its architecture
@@ -174,6 +174,8 @@ class Device(Spec):
 
     def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
         """Fraction of the peak rate that is reached in training."""
+        if rate == "fp8" and rate not in self.matmul_efficiency:
+            rate = "bf16"  # assumed: products of one byte reach the part that those of two do
         usual = self.matmul_efficiency.get(rate, 0.45)
         return self.convolution_efficiency.get(rate, usual) if convolution else usual
 

@@ -74,6 +74,13 @@ class Scenario(Spec):
         if self.workload.compile and self.ddp.is_torch_1:
             told = f"torch {self.ddp.torch} had no torch.compile; choose a newer ddp.torch"
             raise fail(told, "workload.compile")
+        if (
+            self.workload.float8
+            and self.workload.float8.all_gather
+            and not self.ddp.is_fully_sharded
+        ):
+            told = f"{self.ddp.strategy} gathers no float8: write fully_shard or hsdp, or drop it"
+            raise fail(told, "workload.float8.all_gather")
         self._check_gloo_on_gpus()
         self._check_checkpoints()
         self._check_replica()

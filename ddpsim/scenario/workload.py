@@ -10,6 +10,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, named
 from ddpsim.scenario.options.checkpointing import CheckpointingField
+from ddpsim.scenario.options.float8 import Float8
 from ddpsim.scenario.options.training_loop import (
     CheckpointWrite,
     DebugSettings,
@@ -164,6 +165,11 @@ def _step_time(value: Any) -> Any:
     return {"total": value} if isinstance(value, (str, int, float)) else value
 
 
+def _recipe(value: Any) -> Any:
+    """A word is a recipe."""
+    return {"recipe": value} if isinstance(value, str) else value
+
+
 MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
 
 
@@ -206,6 +212,13 @@ class Workload(Spec):
         "fp32",
         description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
         "TF32 where a GPU has it, as torch does unless told not to",
+    )
+    float8: (
+        Annotated[Float8, BeforeValidator(_recipe, json_schema_input_type=Float8 | str)] | None
+    ) = Field(
+        None,
+        description="a zoo model's linear layers in float8, as torchao trains them: a recipe's "
+        "name, or options; a step_time is of that",
     )
     memory_format: Literal["contiguous", "channels_last"] | None = Field(
         None,
@@ -321,10 +334,10 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Workload:
-        for key in ("seq_len", "image_size", "memory_format", "attention"):
+        for key in ("seq_len", "image_size", "memory_format", "attention", "float8"):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
-        self._check_checkpointing()
+        self._check_language_options()
         if not self.set_to_none and (self.trace or self.profile):
             raise fail(
                 "a trace's or a profile's times are those of its own zero_grad; drop it",
@@ -358,8 +371,10 @@ class Workload(Spec):
             )
         return self
 
-    def _check_checkpointing(self) -> None:
-        """Raise where nobody knows what would be run again."""
+    def _check_language_options(self) -> None:
+        """Raise for float8 of no bfloat16, and where nobody knows what would be run again."""
+        if self.float8 and self.precision not in ("amp-bf16", "bf16"):
+            raise fail("casts bfloat16 to float8; write precision: bf16 or amp-bf16", "float8")
         if self.checkpointing is None:
             return
         reasons = {

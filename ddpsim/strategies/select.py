@@ -224,9 +224,14 @@ def _fully_shard(context: StrategyContext) -> Strategy:
     policy = scenario.ddp.host_copies
     offload = Offload.of(policy, scenario.cluster.device) if policy else None
     replicas = scenario.cluster.world_size // ranks
-    groups = Groups(context.model, spec, context.costs, context.ticks, ranks, offload, replicas)
-    norm_sum = groups.norm_sum("node" if scenario.ddp.strategy == "hsdp" else "world")
-    around = context.around_shards(groups.sharded_model, norm_sum)
+    float8 = scenario.workload.float8
+    precomputes = float8 is not None and float8.precompute_scales
+    groups = Groups(
+        *(context.model, spec, context.costs, context.ticks, ranks, offload, replicas), precomputes
+    )
+    group: ProcessGroup = "node" if scenario.ddp.strategy == "hsdp" else "world"
+    around = context.around_shards(groups.sharded_model, groups.norm_sum(group))
+    around = around._replace(after=(*around.after, *groups.scales(group)))
     moved = moved_bytes(scenario.workload.optimizer, context.model.used)
     return FullyShard.of(context.model, scenario.ddp, groups, around, moved)
 

@@ -123,6 +123,7 @@ class Model:
     none where they are not known. `forward_outputs`: elements that each of them hands on, likewise.
     `batch_norms`: in the order of their calls, where the source tells of them. `flops`: of matrix
     products and convolutions, forward and backward, where the source tells of them.
+    `float8_gathered`: places of parameters that fully_shard gathers in float8.
     `frozen_bytes`: of parameters that are not trained, and that each rank has whole.
     """
 
@@ -150,6 +151,7 @@ class Model:
     batch_norms: tuple[BatchNorm, ...] = ()
     flops: float | None = None
     frozen_bytes: int = 0
+    float8_gathered: frozenset[int] = frozenset()
 
     @property
     def gradient_bytes(self) -> int:

@@ -16,6 +16,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
 from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of, with_reruns
+from ddpsim.workload.float8 import Float8Linears
 from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.zoo.law import Law, written_out
@@ -53,6 +54,9 @@ def zoo_model(
     parameters = read_parameters(table["parameters"], workload.precision)
     step = step_of(table, workload.precision, batch, x, casts_weights=not half_weights)
     outputs, flops = tuple(outputs_of(step.forward)), sum(one.flops for r in step.rows for one in r)
+    linears = _float8_linears(table, workload, device)
+    if linears:
+        step = linears.converted(step, table["forward_modules"])
     by_rows = _scores_bytes(step, arithmetic) if workload.attention == "eager" else None
     if by_rows:
         step = step.rewritten(lambda one: written_out(one, arithmetic.softmax_bytes))
@@ -98,6 +102,7 @@ def zoo_model(
         forward_outputs=outputs if knows_outputs else (),
         batch_norms=batch_norms_of(table),
         compiled_blocks=blocks,
+        float8_gathered=linears.gathered if linears else frozenset(),
         flops=float(flops),
     )
 
@@ -187,6 +192,19 @@ def _compiled_blocks(table: dict[str, Any], workload: Workload) -> tuple[str, ..
         reason = f"{table['name']} has no blocks (numbered modules of several layers); write true"
         raise InputError("workload.compile", reason)
     return tuple(table["blocks"])
+
+
+def _float8_linears(
+    table: dict[str, Any], workload: Workload, device: Device
+) -> Float8Linears | None:
+    """The layers that are computed in float8; raises InputError."""
+    if not workload.float8:
+        return None
+    if "fp8" not in device.peak_flops_per_s:
+        told = f"{device.name} has no fp8 rate; drop it, or state cluster.device.peak_flops"
+        raise InputError("workload.float8", told)
+    left, compiled = other_left(table, workload), bool(workload.compile)
+    return Float8Linears.of(table, workload.float8, compiled=compiled, left=left)
 
 
 def _scores_bytes(step: Step, arithmetic: Arithmetic) -> list[float]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -36,6 +37,7 @@ from calibrate.records.device_record import Case, DeviceMeasurement, DeviceRecor
 from calibrate.signals import as_exceptions
 from ddpsim.files import write_atomically
 from ddpsim.scenario.catalog import model_table
+from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.workload.zoo.step import Step, step_of
 
@@ -225,7 +227,7 @@ def _flops(case: Case) -> float:
 def _step(case: Case) -> Step:
     table = model_table(case.model)
     x = case.size**2 if table["size"]["variable"] == "pixels" else case.size
-    precision = "amp-fp16" if case.precision == "fp16" else case.precision  # of kernels alone
+    precision = cast("Precision", {"fp16": "amp-fp16"}.get(case.precision, case.precision))
     return step_of(table, precision, case.batch, x)
 
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail, word_or_modules
 
-__all__ = ["Checkpointing", "CheckpointingField", "Kept"]
+__all__ = ["WORDS", "Checkpointing", "CheckpointingField", "Kept"]
 
 Kept = Literal[
     "attention", "product", "alternate_product", "convolution", "normalization", "softmax"
@@ -43,19 +43,24 @@ class Checkpointing(Spec):
 
 
 # torchtitan's policy for each operator (torchtitan/distributed/activation_checkpoint.py)
-_WORDS: dict[str, dict[str, Any] | None] = {
+WORDS = {
     "none": None,
-    "full": {},
-    "selective": {"keep": ("attention", "alternate_product")},
+    "full": Checkpointing(),
+    "selective": Checkpointing(keep=("attention", "alternate_product")),
 }
 
 
 def _checkpointing(value: Any) -> Any:
     """A word, names of blocks, or the options; nothing for an empty list."""
+    if isinstance(value, dict) and "memory_budget" in value:
+        raise ValueError(
+            "memory_budget is not modelled: nobody knows what torch.compile's partitioner would "
+            "save; write full, selective, or {keep: [attention]}"
+        )
     if value is None or isinstance(value, (Checkpointing, dict)):
         return value
-    chosen = word_or_modules(value, tuple(_WORDS), "blocks")
-    return _WORDS[chosen] if isinstance(chosen, str) else ({"blocks": chosen} if chosen else None)
+    chosen = word_or_modules(value, tuple(WORDS), "blocks")
+    return WORDS[chosen] if isinstance(chosen, str) else ({"blocks": chosen} if chosen else None)
 
 
 CheckpointingField = Annotated[

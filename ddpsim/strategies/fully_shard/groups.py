@@ -7,16 +7,17 @@ _fsdp_param.py: padding). Host times: the process's own time of hooks on one cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fully_shard import FullyShard
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
+from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
@@ -41,6 +42,7 @@ _POST_FORWARD = HostTime(9e-6, 1.2e-6)
 _REDUCE = HostTime(69e-6, 11e-6)
 # AdamW over DTensors took 24 us a parameter, over tensors 11
 _OPTIMIZER_S = 13e-6
+_SCALES = -1  # the number of their all-reduce, which is awaited before the next one
 # clip_grad_norm_ over 20 to 400 DTensors took 7.0 us each and 220 us, over tensors 2.7 and 22
 _CLIP = HostTime(200e-6, 4.3e-6)
 
@@ -92,6 +94,7 @@ class Group:
     keep_ns: int  # to copy them
     copied_bytes: int = 0
     offloads: bool = False
+    scales: int = 0  # float8 weights, whose largest values are reduced before each all-gather
 
     @property
     def is_empty(self) -> bool:
@@ -110,6 +113,7 @@ class Groups:
     ranks: int
     offload: Offload | None = None
     replicas: int = 1
+    precomputes_scales: bool = False
 
     def of(self, unit: Unit) -> Group:
         """One unit's; raises InputError where torch would refuse its dtypes."""
@@ -118,7 +122,9 @@ class Groups:
         reduced = [self.model.parameters[i] for i in unit.parameters if i in used]
         own, sent, summed = self._dtypes(unit, parameters)
         gathered, scattered = self._elements(parameters), self._elements(reduced)
-        gathered_bytes, gradient_bytes = gathered * ITEM_BYTES[sent], scattered * ITEM_BYTES[sent]
+        in_float8 = self._elements([self.model.parameters[i] for i in self._cast_before(unit)])
+        gathered_bytes = (gathered - in_float8) * ITEM_BYTES[sent] + in_float8
+        gradient_bytes = scattered * ITEM_BYTES[sent]
         scattered_bytes = scattered * ITEM_BYTES[summed]
         sent_shard_bytes = scattered_bytes // self.ranks
         shard_bytes = scattered * ITEM_BYTES[own] // self.ranks
@@ -134,7 +140,7 @@ class Groups:
             *(gathered_bytes, gradient_bytes, scattered_bytes, sent_shard_bytes, shard_bytes),
             gather=Launch(
                 gather_ns + from_host.host_ns,
-                from_host.device_ns + self._copies_ns(gathered, own, sent),
+                from_host.device_ns + self._copies_ns(gathered - in_float8, own, sent, in_float8),
             ),
             regather=Launch(gather_ns, self._moved_ns(2 * kept_bytes)),
             copy_out=Launch(
@@ -154,7 +160,12 @@ class Groups:
             keep_ns=self._moved_ns(2 * kept_bytes),
             copied_bytes=gathered * ITEM_BYTES[own] // self.ranks if self.offload else 0,
             offloads=self.offload is not None,
+            scales=0 if self.precomputes_scales else len(self._cast_before(unit)),
         )
+
+    def _cast_before(self, unit: Unit) -> list[int]:
+        """Parameters that are gathered in float8."""
+        return [i for i in unit.parameters if i in self.model.float8_gathered]
 
     def cast_of_outputs(self, elements: float) -> Launch:
         """Of what a unit hands on, from the type of parameters to `output`, and of its gradient."""
@@ -231,6 +242,24 @@ class Groups:
         device_s = max(min(floor_s, whole.device_s), whole.device_s / self.ranks)
         return self.ticks.launch(Work(device_s, whole.kernels, host_s))
 
+    def scales(self, group: ProcessGroup) -> Iterator[Instruction]:
+        """precompute_float8_dynamic_scale_for_fsdp: largest values of all shards, reduced at once.
+
+        Source: torchao's float8/fsdp_utils.py: _foreach_norm, a stack, and one all-reduce.
+        """
+        weights = [self.model.parameters[i] for i in sorted(self.model.float8_gathered)]
+        if not self.precomputes_scales:
+            return
+        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.ranks for p in weights)
+        host_s = _OPTIMIZER_S * len(weights)
+        found = Launch(self.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
+        yield compute("optimizer", found)
+        if self.ranks > 1:
+            host_ns, size_bytes = self.ticks.host_ns(PYTHON_COLLECTIVE_S), 4 * len(weights)
+            cause = "scales of float8 weights"
+            yield Communicate(_SCALES, host_ns, "all_reduce", size_bytes, cause=cause, group=group)
+            yield Await(_SCALES)
+
     def norm_sum(self, group: ProcessGroup) -> NormSum:
         """Of DTensors, whose parts of the norm are added once the norm itself is wanted."""
         return NormSum(_CLIP.of(len(self.model.used)), group)
@@ -261,12 +290,19 @@ class Groups:
         """Source: _fsdp_param_group.py, _init_mp_dtypes."""
         return dtypes_of(unit, parameters, self.spec.mixed_precision, "ddp.fully_shard")
 
-    def _copies_ns(self, elements: int, own: str, sent: str) -> int:
-        """A rank's shards into its part of the output, and a cast before it."""
+    def _copies_ns(self, elements: int, own: str, sent: str, in_float8: int) -> int:
+        """A rank's shards into its part of the output, and a cast before it.
+
+        `in_float8`: elements that are cast to that, once their largest value is found, unless it is
+        known (torchao's float8/fsdp_utils.py).
+        """
         own_bytes, sent_bytes = (elements * ITEM_BYTES[d] // self.ranks for d in (own, sent))
         casts = self.spec.mixed_precision.param is not None
         cast_ns = self._moved_ns(own_bytes + sent_bytes) if casts else 0
-        return cast_ns + self._moved_ns(2 * sent_bytes)
+        item_bytes, shard = ITEM_BYTES[own], in_float8 // self.ranks
+        passes = 1 if self.precomputes_scales else 2
+        float8_ns = self._moved_ns((passes * item_bytes + 1) * shard)
+        return cast_ns + float8_ns + self._moved_ns(2 * (sent_bytes + shard))
 
     def _moved_ns(self, size_bytes: int) -> int:
         """One kernel that reads and writes so much; none of nothing."""

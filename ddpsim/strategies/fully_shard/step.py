@@ -67,7 +67,8 @@ class Step:
     `sends`: a group shards over more than one rank. `blocking`: the host waits where it launches a
     collective. `group`: the ranks that share a copy of the model; `replicas`: there are so many
     copies, whose gradients are all-reduced at `all_reduce_ns` of the host's time each.
-    `keeps_a_part`: after the forward a part of the ranks keeps a copy.
+    `keeps_a_part`: after the forward a part of the ranks keeps a copy. `scale_ns`: the host's time
+    to reduce a weight's largest value.
     """
 
     groups: Sequence[Group]
@@ -78,6 +79,7 @@ class Step:
     replicas: int = 1
     all_reduce_ns: int = 0
     keeps_a_part: bool = False
+    scale_ns: int = 0
     held: Held = field(default_factory=Held)
     scattered: list[Group] = field(default_factory=list)  # in the last backward, in order
     _collectives: int = 0
@@ -162,7 +164,6 @@ class Step:
         group = self.groups[unit]
         if group.is_empty or unit in self._pending or unit in self._whole:
             return
-        self._pending[unit] = self._collectives
         is_kept = unit in self._kept
         self._copied[unit] = 0 if is_kept else group.copied_bytes
         self.held.add("parameters", group.gathered_bytes + self._copied[unit])
@@ -171,6 +172,9 @@ class Step:
         if self.blocking or not self.sends:
             yield Compute("unshard", host_ns, copies_ns if self.sends else 0)
             host_ns = copies_ns = 0
+        for _ in range(group.scales * self.sends):
+            yield from self._send(self._scale(group, waits_for))
+        self._pending[unit] = self._collectives
         gather = Communicate(
             self._collectives,
             host_ns,
@@ -183,6 +187,15 @@ class Step:
         )
         if self.sends:
             yield from self._send(gather)
+
+    def _scale(self, group: Group, waits_for: int) -> Communicate:
+        """The largest value of all ranks' shards of a float8 weight."""
+        return Communicate(
+            *(self._collectives, self.scale_ns, "all_reduce", 4),
+            cause=f"a scale of {group.name or _OF_ROOT}",
+            waits_for=None if self.blocking else waits_for,
+            group=self.group,
+        )
 
     def _send(self, launched: Communicate) -> Iterator[Instruction]:
         """Launch a collective; a CPU waits for it at once."""

@@ -85,7 +85,8 @@ class FullyShard(Sharded):
         """See Sharded."""
         sends = self.ranks > 1
         mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_a_part
-        return Step(self.groups, self.reshards, sends, self.blocking, *mesh)
+        scale_ns = self.all_reduce_ns
+        return Step(self.groups, self.reshards, sends, self.blocking, *mesh, scale_ns=scale_ns)
 
     def ends(self, number: int) -> Ends:
         """See Sharded."""

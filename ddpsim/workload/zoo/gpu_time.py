@@ -235,6 +235,8 @@ class GpuTime:
 
     def _rate_of(self, one: Operator) -> Rate:
         """Of what autocast leaves in fp32 that rate, where the device has one."""
+        if one.kind == "product" and one.item_bytes == 1:
+            return "fp8"
         is_left = self.casts and one.item_bytes > 2 and "fp32" in self.device.peak_flops_per_s
         if is_left:
             return "fp32"

@@ -1,0 +1,42 @@
+"""Options of float8 training: linear layers as torchao's convert_to_float8_training makes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ddpsim.scenario.base import Spec, fail
+
+__all__ = ["Float8"]
+
+
+class Float8(Spec):
+    """Linear layers whose products are of float8, scaled by what tensors hold (torchao.float8)."""
+
+    recipe: Literal["tensorwise", "rowwise"] = Field(
+        "tensorwise", description="one scale a tensor, or one a row; torchao's recipe names"
+    )
+    skip: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="linear layers whose names hold one of these stay as they are, as torchtitan's "
+        "filter_fqns; extents that 16 does not divide always do",
+    )
+    all_gather: bool = Field(
+        default=False,
+        description="enable_fsdp_float8_all_gather: fully_shard gathers those weights in float8",
+    )
+    precompute_scales: bool = Field(
+        default=False,
+        description="precompute_float8_dynamic_scale_for_fsdp after the optimizer: one all-reduce "
+        "in place of one a weight and all-gather",
+    )
+
+    @model_validator(mode="after")
+    def _gathers_by_tensor(self) -> Float8:
+        if self.all_gather and self.recipe != "tensorwise":
+            raise fail("torchao gathers tensorwise weights alone; drop it", "all_gather")
+        if self.precompute_scales and not self.all_gather:
+            raise fail("has no effect without all_gather; drop it", "precompute_scales")
+        return self
