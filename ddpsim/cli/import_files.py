@@ -16,18 +16,21 @@ __all__: list[str] = []
 def import_files(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Logs, traces and dumps of one job, in any order.", show_default=False),
+        typer.Argument(
+            help="Logs, traces, dumps and configs of one job, in any order.", show_default=False
+        ),
     ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write a scenario to start from."),
     ] = None,
 ) -> None:
-    """Recognise logs, traces and dumps; start a scenario.
+    """Recognise logs, traces, dumps and configs; start a scenario.
 
     \b
     ddpsim import train.log nccl.log -o scenario.yaml
     ddpsim import traces -o scenario.yaml      a folder of PyTorch profiler's traces
+    ddpsim import fsdp.yaml -o scenario.yaml   a config of accelerate, torchtitan and others
     """
     from ddpsim.files import write_atomically
     from ddpsim.recorded.learned import starting_point

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Learned", "StartingPoint", "starting_point"]
 
-_MODEL, _BATCH, _DEVICE = "resnet50", 32, "a100-sxm-80gb"
+_MODEL, _SHARDED_MODEL, _BATCH, _DEVICE = "resnet50", "gpt2", 32, "a100-sxm-80gb"
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
             document[section] = {**deepcopy(dict(keys)), **document.get(section, {})}
     workload, cluster = document.setdefault("workload", {}), document.setdefault("cluster", {})
     if not {"model", "trace", "parameters"} & set(workload):
-        workload["model"] = _MODEL
-        assumed.append(f"the model: {_MODEL} stands for yours (workload.model)")
+        is_sharded = document.get("ddp", {}).get("strategy", "ddp") != "ddp"
+        workload["model"] = _SHARDED_MODEL if is_sharded else _MODEL
+        assumed.append(f"the model: {workload['model']} stands for yours (workload.model)")
     if "batch_per_rank" not in workload:
         workload["batch_per_rank"] = _BATCH
         assumed.append(f"{_BATCH} samples a rank and step (workload.batch_per_rank)")

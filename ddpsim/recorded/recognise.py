@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.logs import LOGS, Logged
-from ddpsim.errors import ImportFailedError
+from ddpsim.errors import ImportFailedError, shown
 from ddpsim.files import json_of
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
+from ddpsim.importers.configs.documents import LARGEST_CONFIG, config_of, config_text
+from ddpsim.importers.configs.read import Config
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
@@ -40,7 +42,8 @@ KNOWN = (
     "trace of PyTorch's profiler or a folder of them, a Chakra execution trace, a dump of the "
     "flight recorder, DDP's logging data, trainer_state.json of transformers, and logs of "
     "training by nanoGPT, torchtitan, detectron2, mmengine, Megatron, DeepSpeed, transformers, "
-    "ms-swift, litgpt, Lightning (bars or profiler) or with tqdm's bars"
+    "ms-swift, litgpt, Lightning (bars or profiler) or with tqdm's bars; configs of torchtitan, "
+    "accelerate, the Trainer, DeepSpeed and Lightning"
 )
 _PICKLE = b"\x80"
 _BENCHMARKS = ("busbw", "# nThread ", "osu_allreduce", "Avg Latency(us)")
@@ -66,6 +69,8 @@ def recognise(path: Path) -> list[Learned]:
     document = _document(source)
     if isinstance(document, dict):
         return [_of_json(source, document)]
+    if config := _config_text(source):
+        return [_config(source.given, config)]
     found = [each for read in _readers(source) for each in read(source)]
     if not found:
         raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
@@ -92,11 +97,33 @@ def _document(source: SourceFile) -> Any:
         return None
 
 
+def _config_text(source: SourceFile) -> Config | None:
+    with foreign_text(source, KNOWN, of_many_programs=True) as file:
+        text = file.read(LARGEST_CONFIG + 1)
+    return config_text(source.given, text)
+
+
+def _config(name: str, config: Config) -> Learned:
+    """What it sets, and each key that is left out."""
+    facts = [f"{path}: {_in_words(value)}" for path, value in config.settings.items()]
+    facts += [f"not modelled: {each}" for each in config.not_modelled]
+    if config.unknown:
+        facts.append(f"not known here: {', '.join(config.unknown)}")
+    return Learned(name, f"config of {config.program}", tuple(facts), config.keys)
+
+
+def _in_words(value: Any) -> str:
+    """As YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else shown(value).strip("'")
+
+
 def _of_json(source: SourceFile, document: dict[str, Any]) -> Learned:
     if is_dump(document):
         return _dump(source.given, document)
     if "log_history" in document:
         return _trainer(source.given, document)
+    if config := config_of(source.given, document):
+        return _config(source.given, config)
     for each in (*_logged(source), *_steps(source)):
         if not each.tells_nothing:
             return each

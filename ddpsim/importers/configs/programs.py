@@ -1,0 +1,503 @@
+"""The tables of programs: torchtitan, accelerate, transformers' Trainer, DeepSpeed, Lightning.
+
+Keys and defaults as in pytorch/torchtitan (train_configs), huggingface/accelerate
+(examples/config_yaml_templates), transformers (TrainingArguments), deepspeedai/DeepSpeed
+(runtime/zero/config.py) and Lightning-AI/pytorch-lightning (LightningCLI).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddpsim.importers.configs.read import (
+    IDLE,
+    NotModelledError,
+    Program,
+    Rule,
+    Settings,
+    chosen,
+    copied,
+    only,
+)
+
+__all__ = ["PROGRAMS"]
+
+_TYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": None}
+_CLIPS: Settings = {"workload.clip_grad_norm": True}
+_HALF = {"bf16": "bfloat16", "fp16": "float16"}
+_REPLICA = "cluster.replica, with a step of one GPU's part"
+_MODELS = {
+    ("llama3", "8b"): "llama-8b",
+    ("llama3", "70b"): "llama-70b",
+}
+_COMPILED: Settings = {"workload.compile": True}
+_AMP = {
+    "bf16": {"workload.precision": "amp-bf16"},
+    "fp16": {"workload.precision": "amp-fp16"},
+    "no": {},
+}
+
+
+def _clips(value: Any) -> Settings | None:
+    return _CLIPS if isinstance(value, (int, float)) and value > 0 else None
+
+
+def _optimizer(name: Any, *, fused: bool) -> Settings:
+    """An optimizer by its class; torch's default is foreach."""
+    known = str(name).lower().rpartition(".")[2]
+    if known not in ("sgd", "adam", "adamw"):
+        raise NotModelledError(" (no optimizer of that name; sgd, adam or adamw)")
+    return {"workload.optimizer": {"name": known} | ({"fused": True} if fused else {})}
+
+
+# torchtitan: fully_shard of blocks, computing in bfloat16 unless the config says otherwise
+
+
+def _degree(values: Mapping[str, Any], kind: str, usual: int) -> int:
+    """Of data parallelism; older configs have it under training."""
+    keys = [f"{section}.data_parallel_{kind}_degree" for section in ("parallelism", "training")]
+    value = next((values[key] for key in keys if key in values), usual)
+    if not isinstance(value, int):
+        raise NotModelledError(f"data_parallel_{kind}_degree: {value}, no number")
+    return value
+
+
+def _titan(values: Mapping[str, Any]) -> Settings:
+    settings: Settings = {}
+    model = str(values.get("model.name")).lower(), str(values.get("model.flavor")).lower()
+    if model in _MODELS:
+        settings["workload.model"] = _MODELS[model]
+    if name := values.get("optimizer.name"):
+        fused = values.get("optimizer.implementation", "fused") == "fused"
+        settings |= _optimizer(name, fused=fused)
+    copies, shards = _degree(values, "replicate", 1), _degree(values, "shard", -1)
+    param = values.get("training.mixed_precision_param", "bfloat16")
+    reduce = values.get("training.mixed_precision_reduce", "float32")
+    types = {"param": _TYPES.get(param), "reduce": reduce if param in _HALF.values() else None}
+    if types["param"]:
+        settings["workload.precision"] = "amp-bf16" if param == "bfloat16" else "amp-fp16"
+    if shards == 1:
+        return settings | {"ddp.strategy": "ddp"}
+    settings["ddp.strategy"] = "hsdp" if copies > 1 else "fully_shard"
+    if copies > 1 and shards > 1:  # a copy a node
+        settings |= {"cluster.nodes": copies, "cluster.gpus_per_node": shards}
+    settings["ddp.fully_shard.mixed_precision"] = types if types["param"] else None
+    reshard = values.get("parallelism.fsdp_reshard_after_forward", "default")
+    settings["ddp.fully_shard.reshard_after_forward"] = reshard != "never"
+    return settings
+
+
+_AC = "checkpointing by operator or block number; write workload.checkpointing"
+_TITAN: dict[str, Rule] = {
+    "training.local_batch_size": copied("workload.batch_per_rank"),
+    "training.batch_size": copied("workload.batch_per_rank"),
+    "training.global_batch_size": only("-1", instead="ddp.accumulation_steps"),
+    "training.seq_len": copied("workload.seq_len"),
+    "training.max_norm": _clips,
+    "training.compile": chosen({"true": _COMPILED, "false": {}}),
+    "training.enable_cpu_offload": chosen(
+        {"true": {"ddp.fully_shard.offload_policy": "CPUOffloadPolicy"}, "false": {}}
+    ),
+    "training.mixed_precision_*": IDLE,  # _titan
+    "training.gc_freq": IDLE,
+    **dict.fromkeys(("training.steps", "training.dataset*", "training.seed"), IDLE),
+    "training.deterministic": only("false"),
+    "training.tensor_parallel_degree": only("1", instead=_REPLICA),
+    "training.data_parallel_*": IDLE,  # _titan
+    "parallelism.data_parallel_*": IDLE,  # _titan
+    "parallelism.fsdp_reshard_after_forward": only("default", "always", "never"),
+    **dict.fromkeys(
+        (
+            *("parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree"),
+            *("parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"),
+        ),
+        only("1", instead=_REPLICA),
+    ),
+    "parallelism.enable_async_tensor_parallel": only("false", instead=_REPLICA),
+    "parallelism.*": IDLE,  # of what the degrees above switch on
+    "activation_checkpoint.mode": chosen(
+        {"none": {}, "full": {"workload.checkpointing": "full"}}, _AC
+    ),
+    "activation_checkpoint.*": IDLE,  # of mode: selective
+    "compile.enable": chosen({"true": _COMPILED, "false": {}}),
+    "compile.*": IDLE,
+    "model.converters": only("", instead="float8 products"),
+    "model.*": IDLE,  # _titan
+    "optimizer.early_step_in_backward": only("false"),
+    "optimizer.*": IDLE,  # _titan
+    **dict.fromkeys(("float8.*", "quantize.*", "mx.*"), IDLE),  # of model.converters
+    **dict.fromkeys(("job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*"), IDLE),
+    **dict.fromkeys(("comm.*", "experimental.*", "validation.*", "fault_tolerance.*"), IDLE),
+    "memory_estimation.*": IDLE,
+}
+
+
+# FSDP as accelerate and the Trainer set it up
+
+
+_FSDP_KEYS = (
+    *("version", "sharding_strategy", "reshard_after_forward", "offload_params"),
+    *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "use_orig_params"),
+    *("backward_prefetch", "forward_prefetch", "activation_checkpointing", "state_dict_type"),
+    *("cpu_ram_efficient_loading", "sync_module_states", "ignored_parameters"),
+)
+
+
+def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
+    """FSDP1 or, with version 2, fully_shard: `at` begins its keys."""
+
+    def said(key: str, usual: str) -> str:
+        value = values.get(f"{at}{key}")
+        return usual if value is None else str(value)
+
+    def holds(key: str, usual: str = "false") -> bool:
+        return said(key, usual).lower() == "true"
+
+    half = _HALF.get(precision)
+    types = {"param": half, "reduce": half} if half else None
+    offloads = holds("offload_params")
+    if said("version", "1") == "2":
+        keeps = said("reshard_after_forward", "true").lower() in ("false", "shard_grad_op")
+        settings: Settings = {"ddp.strategy": "fully_shard"}
+        own = "ddp.fully_shard"
+        settings[f"{own}.reshard_after_forward"] = not keeps
+        settings[f"{own}.offload_policy"] = "CPUOffloadPolicy" if offloads else None
+    else:
+        settings, own = {"ddp.strategy": "fsdp1"}, "ddp.fsdp1"
+        settings[f"{own}.sharding_strategy"] = _sharding(said("sharding_strategy", "FULL_SHARD"))
+        for key, usual in (("use_orig_params", "true"), ("forward_prefetch", "false")):
+            settings[f"{own}.{key}"] = holds(key, usual)
+        prefetch = said("backward_prefetch", "BACKWARD_PRE").upper()
+        settings[f"{own}.backward_prefetch"] = prefetch if prefetch.startswith("BACK") else None
+        settings[f"{own}.cpu_offload"] = True if offloads else None
+    settings[f"{own}.mixed_precision"] = types
+    if holds("activation_checkpointing"):
+        settings["workload.checkpointing"] = "full"
+    least = values.get(f"{at}min_num_params")
+    if isinstance(least, (int, float)) and least >= 1:
+        settings[f"{own}.units"] = {"min_parameters": int(least)}
+    return settings
+
+
+def _sharding(value: Any) -> str:
+    """By torch's name, or its number in older configs."""
+    names = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+    name = names[int(value) - 1] if str(value) in tuple("12345") else str(value).upper()
+    return f"_{name}" if name == names[-1] else name
+
+
+# DeepSpeed: its JSON, alone or inside another config
+
+
+def _zero(values: Mapping[str, Any], at: str = "") -> Settings:
+    stage = values.get(f"{at}zero_optimization.stage", 0)
+    if values.get(f"{at}fp16.enabled") is True:
+        raise NotModelledError(f"{at}fp16.enabled: true (write bf16)")
+    half = values.get(f"{at}bf16.enabled") in (True, "auto")
+    settings: Settings = {"workload.precision": "amp-bf16" if half else None}
+    if stage == 3:
+        offloads = any(
+            values.get(f"{at}zero_optimization.offload_{what}.device") in ("cpu", "nvme")
+            for what in ("param", "optimizer")
+        )
+        settings["ddp.strategy"] = "fully_shard"
+        settings["ddp.fully_shard.offload_policy"] = "CPUOffloadPolicy" if offloads else None
+        if half:
+            settings["ddp.fully_shard.mixed_precision"] = {
+                "param": "bfloat16",
+                "reduce": "bfloat16",
+            }
+        return settings
+    if stage not in (1, 2):
+        return settings | {"ddp.strategy": "ddp"}
+    settings |= {"ddp.strategy": "deepspeed", "ddp.deepspeed.stage": stage}
+    for key in ("overlap_comm", "reduce_scatter", "reduce_bucket_size", "round_robin_gradients"):
+        value = values.get(f"{at}zero_optimization.{key}")
+        if isinstance(value, float) and value.is_integer():  # JSON's 5e8
+            value = int(value)
+        settings[f"ddp.deepspeed.{key}"] = None if value == "auto" else value
+    if half:
+        settings |= {"ddp.deepspeed.params": "bfloat16", "workload.precision": "bf16"}
+    return settings
+
+
+def _inside(rules: Mapping[str, Rule], at: str) -> dict[str, Rule]:
+    """A table's rules for the same keys in another config's section."""
+    return {f"{at}{key}": rule for key, rule in rules.items()}
+
+
+_OFFLOAD = "offloading by torch alone: ddp.fully_shard.offload_policy"
+_ZERO: dict[str, Rule] = {
+    "train_micro_batch_size_per_gpu": copied("workload.batch_per_rank"),
+    "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
+    "train_batch_size": IDLE,  # of the two above and the ranks
+    "gradient_clipping": IDLE,  # the norm is taken anyway
+    "optimizer.type": lambda value: _optimizer(value, fused=True),
+    "optimizer.params.*": IDLE,
+    "scheduler.*": IDLE,
+    "bf16.*": IDLE,  # _zero
+    "fp16.*": IDLE,  # _zero
+    "zero_optimization.stage": only("0", "1", "2", "3"),
+    **{
+        f"zero_optimization.offload_{what}.device": only("none", "cpu", instead=_OFFLOAD)
+        for what in ("param", "optimizer")
+    },
+    "zero_optimization.contiguous_gradients": only("true"),
+    "zero_optimization.zero_quantized_*": only("false", instead="ZeRO++"),
+    "zero_optimization.zero_hpz_partition_size": only("1", instead="ZeRO++"),
+    "zero_optimization.*": IDLE,  # _zero, or of no effect
+    "zero_allow_untested_optimizer": IDLE,
+    "zero_force_ds_cpu_optimizer": IDLE,
+    "activation_checkpointing.*": IDLE,  # how, where the model asks for it
+    "compression_training.*": only("false", instead="compression"),
+    **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "dump_state"), IDLE),
+    **dict.fromkeys(("tensorboard.*", "wandb.*", "csv_monitor.*", "flops_profiler.*"), IDLE),
+    "comms_logger.*": IDLE,
+}
+
+
+# accelerate
+
+
+def _accelerate(values: Mapping[str, Any]) -> Settings:
+    settings: Settings = {}
+    machines, processes = values.get("num_machines", 1), values.get("num_processes")
+    if isinstance(machines, int) and machines > 0:
+        settings["cluster.nodes"] = machines
+        if isinstance(processes, int) and processes >= machines and processes % machines == 0:
+            settings["cluster.gpus_per_node"] = processes // machines
+    precision = str(values.get("mixed_precision", "no")).lower()
+    settings |= _AMP.get(precision, {})
+    kind = str(values.get("distributed_type", "NO")).upper()
+    if kind == "FSDP":
+        return settings | _fsdp(values, "fsdp_config.fsdp_", precision)
+    if kind != "DEEPSPEED":
+        return settings
+    inside = {
+        "zero_optimization.stage": values.get("deepspeed_config.zero_stage", 2),
+        "bf16.enabled": precision == "bf16",
+        "fp16.enabled": precision == "fp16",
+        **{
+            f"zero_optimization.offload_{what}.device": values.get(
+                f"deepspeed_config.offload_{what}_device", "none"
+            )
+            for what in ("param", "optimizer")
+        },
+    }
+    return settings | _zero(inside)
+
+
+_ZERO_KEYS = (
+    *("zero_stage", "gradient_clipping", "zero3_init_flag", "zero3_save_16bit_model"),
+    *("deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_moe_layer_cls_names"),
+)
+_ACCELERATE: dict[str, Rule] = {
+    "distributed_type": only("multi_gpu", "fsdp", "deepspeed", "no"),
+    "mixed_precision": only("no", "bf16", "fp16", instead="float8"),
+    **dict.fromkeys(("num_machines", "num_processes"), IDLE),  # _accelerate
+    **{f"fsdp_config.fsdp_{key}": IDLE for key in _FSDP_KEYS},  # _fsdp
+    "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
+    "deepspeed_config.gradient_accumulation_steps": copied("ddp.accumulation_steps"),
+    "deepspeed_config.deepspeed_config_file": only(instead="import that file too"),
+    "deepspeed_config.offload_*": only("none", "cpu", instead=_OFFLOAD),
+    **{f"deepspeed_config.{key}": IDLE for key in _ZERO_KEYS},  # _zero
+    "dynamo_config.dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
+    "dynamo_config.*": IDLE,
+    "dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
+    "megatron_lm_config.*": only(instead="Megatron-LM"),
+    "parallelism_config.*": only("1", instead=_REPLICA),
+    "fp8_config.*": IDLE,  # of mixed_precision: fp8
+    **dict.fromkeys(("compute_environment", "debug", "machine_rank", "main_*", "rdzv_*"), IDLE),
+    **dict.fromkeys(("same_network", "gpu_ids", "use_cpu", "tpu_*", "enable_cpu_affinity"), IDLE),
+    **dict.fromkeys(("downcast_bf16", "command_file", "commands", "deepspeed_hostfile"), IDLE),
+}
+
+
+# TrainingArguments of transformers
+
+
+def _trainer(values: Mapping[str, Any]) -> Settings:
+    """What TrainingArguments say together."""
+    precision = "bf16" if values.get("bf16") is True else "fp16" if values.get("fp16") else "no"
+    settings: Settings = dict(_AMP[precision])
+    if precision == "no" and values.get("tf32") is True:
+        settings["workload.precision"] = "tf32"
+    optim = str(values.get("optim", "adamw_torch_fused"))
+    if optim in ("adamw_torch", "adamw_torch_fused", "sgd"):
+        settings |= _optimizer(optim.split("_", maxsplit=1)[0], fused=optim.endswith("fused"))
+    if any(key.startswith("deepspeed.") for key in values):
+        of_args = {"deepspeed.bf16.enabled": precision == "bf16"}
+        own = values if values.get("deepspeed.bf16.enabled") != "auto" else {**values, **of_args}
+        return settings | _zero(own, "deepspeed.")
+    asked = values.get("fsdp") or ""
+    words = asked.split() if isinstance(asked, str) else [str(each) for each in asked]
+    if not words:
+        return settings
+    inside = {"sharding_strategy": words[0].upper(), "offload_params": "offload" in words}
+    own = {key.removeprefix("fsdp_config."): value for key, value in values.items()}
+    own = {key.removeprefix("fsdp_"): value for key, value in own.items()}
+    return settings | _fsdp(inside | own, "", precision)
+
+
+_DDP_KEYS: dict[str, Rule] = {
+    "ddp_find_unused_parameters": copied("ddp.find_unused_parameters", bool),
+    "ddp_bucket_cap_mb": copied("ddp.bucket_cap_mb"),
+    "ddp_broadcast_buffers": copied("ddp.broadcast_buffers", bool),
+    "ddp_backend": chosen({name: {"ddp.backend": name} for name in ("nccl", "gloo")}),
+    "ddp_timeout": IDLE,
+}
+_OPTIM = "8-bit, paged and other optimizers"
+_TRAINER: dict[str, Rule] = {
+    "per_device_train_batch_size": copied("workload.batch_per_rank"),
+    "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
+    "gradient_checkpointing": chosen({"true": {"workload.checkpointing": "full"}, "false": {}}),
+    "gradient_checkpointing_kwargs.*": IDLE,
+    "max_grad_norm": _clips,
+    **dict.fromkeys(("bf16", "fp16", "tf32", "fsdp", "fsdp_min_num_params"), IDLE),  # _trainer
+    "fsdp_transformer_layer_cls_to_wrap": IDLE,
+    **{f"fsdp_config.{at}{key}": IDLE for at in ("", "fsdp_") for key in _FSDP_KEYS},
+    **{f"fsdp_config.{key}": IDLE for key in ("limit_all_gathers", "xla*")},
+    "optim": only("adamw_torch", "adamw_torch_fused", "sgd", instead=_OPTIM),
+    "optim_args": IDLE,
+    "torch_compile": chosen({"true": _COMPILED, "false": {}}),
+    "torch_compile_*": IDLE,
+    "deepspeed": only(instead="import that file too"),
+    **_inside(_ZERO, "deepspeed."),
+    **_DDP_KEYS,
+    "use_liger_kernel": only("false", instead="fused kernels"),
+    "neftune_noise_alpha": IDLE,
+    "parallelism_config": only(instead=_REPLICA),
+    **dict.fromkeys(
+        (
+            *("output_dir", "overwrite_output_dir", "do_*", "prediction_loss_only", "seed"),
+            *("eval_*", "evaluation_strategy", "per_device_eval_batch_size", "logging_*"),
+            *("learning_rate", "lr_scheduler_*", "warmup_*", "weight_decay", "adam_*", "num_*"),
+            *("save_*", "push_to_hub*", "hub_*", "report_to", "run_name", "metric_*", "greater_*"),
+            *("load_best_*", "dataloader_*", "remove_unused_columns", "label_*", "group_by_length"),
+            *("length_column_name", "data_seed", "resume_from_checkpoint", "disable_tqdm", "_*"),
+            *("max_steps", "log_level*", "log_on_each_node", "ignore_data_skip", "include_*"),
+            *("auto_find_batch_size", "full_determinism", "past_index", "local_rank", "no_cuda"),
+            *("use_cpu", "use_mps_device", "skip_memory_metrics", "torchdynamo", "accelerator_*"),
+            *("batch_eval_metrics", "average_tokens_across_devices", "half_precision_backend"),
+            *("fp16_*", "bf16_full_eval", "tpu_*", "debug", "restore_callback*", "mp_parameters"),
+            *("project", "trackio_space_id", "jit_mode_eval", "use_legacy_*", "ray_scope"),
+            "torch_empty_cache_steps",
+        ),
+        IDLE,
+    ),
+}
+
+
+# LightningCLI
+
+_LIGHTNING_PRECISION: dict[str, Settings] = {
+    **{name: {} for name in ("32-true", "32")},
+    **{name: {"workload.precision": "amp-fp16"} for name in ("16-mixed", "16")},
+    **{name: {"workload.precision": "amp-bf16"} for name in ("bf16-mixed", "bf16")},
+    "bf16-true": {"workload.precision": "bf16"},
+}
+_ZERO_2: Settings = {"ddp.strategy": "deepspeed", "ddp.deepspeed.stage": 2}
+_STRATEGIES: dict[str, Settings] = {
+    **{name: {"ddp.strategy": "ddp"} for name in ("auto", "ddp", "ddpstrategy")},
+    "ddp_find_unused_parameters_true": {
+        "ddp.strategy": "ddp",
+        "ddp.find_unused_parameters": True,
+    },
+    **{name: {"ddp.strategy": "fsdp1"} for name in ("fsdp", "fsdpstrategy")},
+    "deepspeed_stage_1": {"ddp.strategy": "deepspeed"},
+    **dict.fromkeys(("deepspeed", "deepspeedstrategy", "deepspeed_stage_2"), _ZERO_2),
+    "deepspeed_stage_3": {"ddp.strategy": "fully_shard"},
+}
+
+
+def _strategy(value: Any) -> Settings | None:
+    return chosen(_STRATEGIES)(str(value).rpartition(".")[2])
+
+
+def _lightning(values: Mapping[str, Any]) -> Settings:
+    """FSDP sends what Lightning's precision plugin casts to."""
+    name = values.get("trainer.strategy") or values.get("trainer.strategy.class_path", "")
+    strategy = str(name).rpartition(".")[2].lower()
+    precision = str(values.get("trainer.precision", "32-true"))
+    half = {"bf16": "bfloat16", "16": "float16"}.get(precision.removesuffix("-mixed"))
+    of_zero = ("deepspeed", "deepspeedstrategy", "deepspeed_stage_1", "deepspeed_stage_2")
+    if half and strategy in of_zero:
+        if half == "float16":
+            raise NotModelledError("trainer.precision: 16 under DeepSpeed (write bf16-mixed)")
+        return {"ddp.deepspeed.params": half, "workload.precision": "bf16"}
+    if strategy not in ("fsdp", "fsdpstrategy", "deepspeed_stage_3") or not half:
+        return {}
+    own = "fully_shard" if strategy == "deepspeed_stage_3" else "fsdp1"
+    return {f"ddp.{own}.mixed_precision": {"param": half, "reduce": half}}
+
+
+_AT = "trainer.strategy.init_args."
+_LIGHTNING: dict[str, Rule] = {
+    "trainer.num_nodes": copied("cluster.nodes"),
+    "trainer.devices": copied("cluster.gpus_per_node"),
+    "trainer.precision": chosen(_LIGHTNING_PRECISION),
+    "trainer.accumulate_grad_batches": copied("ddp.accumulation_steps"),
+    "trainer.gradient_clip_val": _clips,
+    "trainer.sync_batchnorm": copied("workload.sync_batch_norm", bool),
+    "trainer.strategy": _strategy,
+    "trainer.strategy.class_path": _strategy,
+    **{f"{_AT}{key.removeprefix('ddp_')}": rule for key, rule in _DDP_KEYS.items()},
+    f"{_AT}static_graph": copied("ddp.static_graph", bool),
+    f"{_AT}gradient_as_bucket_view": copied("ddp.gradient_as_bucket_view", bool),
+    f"{_AT}sharding_strategy": lambda value: {"ddp.fsdp1.sharding_strategy": _sharding(value)},
+    f"{_AT}cpu_offload": chosen({"true": {"ddp.fsdp1.cpu_offload": True}, "false": {}}),
+    f"{_AT}use_orig_params": copied("ddp.fsdp1.use_orig_params", bool),
+    f"{_AT}forward_prefetch": copied("ddp.fsdp1.forward_prefetch", bool),
+    f"{_AT}limit_all_gathers": copied("ddp.fsdp1.limit_all_gathers", bool),
+    f"{_AT}stage": chosen(
+        {"1": {}, "2": {"ddp.deepspeed.stage": 2}}, "stage 3: write deepspeed_stage_3"
+    ),
+    f"{_AT}process_group_backend": _DDP_KEYS["ddp_backend"],
+    f"{_AT}state_dict_type": IDLE,
+    "data.init_args.batch_size": copied("workload.batch_per_rank"),
+    "data.batch_size": copied("workload.batch_per_rank"),
+    "data.*": IDLE,
+    "model.*": IDLE,
+    "optimizer.class_path": lambda value: _optimizer(value, fused=False),
+    "optimizer.*": IDLE,
+    "lr_scheduler.*": IDLE,
+    "seed_everything": IDLE,
+    "ckpt_path": IDLE,
+    "trainer.overfit_batches": IDLE,
+    **dict.fromkeys(
+        (
+            *("trainer.accelerator", "trainer.logger*", "trainer.callbacks*", "trainer.max_*"),
+            *("trainer.min_*", "trainer.limit_*", "trainer.check_val_*", "trainer.num_sanity_*"),
+            *("trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.enable_*"),
+            *("trainer.deterministic", "trainer.benchmark", "trainer.inference_mode"),
+            *("trainer.use_distributed_sampler", "trainer.profiler*", "trainer.detect_anomaly"),
+            *("trainer.barebones", "trainer.plugins", "trainer.reload_*", "trainer.default_*"),
+            *("trainer.fast_dev_run", "trainer.gradient_clip_algorithm", "trainer.model_registry"),
+        ),
+        IDLE,
+    ),
+}
+
+PROGRAMS = (
+    Program(
+        "torchtitan",
+        ("model.flavor", "parallelism.data_parallel_shard_degree", "job.dump_folder"),
+        _TITAN,
+        _titan,
+    ),
+    Program("accelerate", ("distributed_type",), _ACCELERATE, _accelerate),
+    Program("transformers' Trainer", ("per_device_train_batch_size",), _TRAINER, _trainer),
+    Program(
+        "DeepSpeed",
+        ("zero_optimization.stage", "train_micro_batch_size_per_gpu"),
+        _ZERO,
+        _zero,
+    ),
+    Program(
+        "Lightning",
+        ("trainer.strategy", "trainer.strategy.class_path", "trainer.devices", "trainer.precision"),
+        _LIGHTNING,
+        _lightning,
+    ),
+)
