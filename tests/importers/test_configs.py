@@ -27,7 +27,8 @@ TOLD: dict[str, dict[str, Any]] = {
         "workload.seq_len": 8192,
         "workload.precision": "amp-bf16",
         "workload.clip_grad_norm": True,
-        "workload.compile": True,
+        "workload.compile": "blocks",
+        "workload.checkpointing": "selective",
         "workload.optimizer": {"name": "adamw", "fused": True},
         "ddp.strategy": "fully_shard",
         "ddp.fully_shard.mixed_precision": {"param": "bfloat16", "reduce": "float32"},
@@ -110,7 +111,7 @@ TOLD: dict[str, dict[str, Any]] = {
     },
 }
 LEFT_OUT = {
-    "torchtitan.toml": ("activation_checkpoint.mode: selective", "new_section.thing"),
+    "torchtitan.toml": ("", "new_section.thing"),
     "trainer.json": ("", "some_new_key"),
     "trainer-zero3.json": ("optim: paged_adamw_8bit (8-bit, paged", ""),
     "lightning.yaml": ("", "trainer.strategy.init_args.activation_checkpointing_policy"),
@@ -185,6 +186,14 @@ def test_a_config_becomes_a_scenario(name: str) -> None:
             {"model": {"flavor": "8B"}, "training": {"data_parallel_shard_degree": 1}},
             "ddp.strategy",
             "ddp",
+        ),
+        (
+            {
+                "model": {"flavor": "8B"},
+                "activation_checkpoint": {"mode": "selective", "selective_ac_option": "3"},
+            },
+            "workload.checkpointing",
+            {"every": 3},
         ),
         ({"zero_optimization": {"stage": 0}}, "ddp.strategy", "ddp"),
     ],

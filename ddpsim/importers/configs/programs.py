@@ -32,6 +32,7 @@ _MODELS = {
     ("llama3", "70b"): "llama-70b",
 }
 _COMPILED: Settings = {"workload.compile": True}
+_BLOCKS: Settings = {"workload.compile": "blocks"}  # as torchtitan compiles
 _AMP = {
     "bf16": {"workload.precision": "amp-bf16"},
     "fp16": {"workload.precision": "amp-fp16"},
@@ -64,7 +65,7 @@ def _degree(values: Mapping[str, Any], kind: str, usual: int) -> int:
 
 
 def _titan(values: Mapping[str, Any]) -> Settings:
-    settings: Settings = {}
+    settings = _checkpoints(values)
     model = str(values.get("model.name")).lower(), str(values.get("model.flavor")).lower()
     if model in _MODELS:
         settings["workload.model"] = _MODELS[model]
@@ -88,14 +89,26 @@ def _titan(values: Mapping[str, Any]) -> Settings:
     return settings
 
 
-_AC = "checkpointing by operator or block number; write workload.checkpointing"
+def _checkpoints(values: Mapping[str, Any]) -> Settings:
+    """By block, by every so many blocks, or by operator."""
+    mode = str(values.get("activation_checkpoint.mode", "selective")).lower()
+    option = str(values.get("activation_checkpoint.selective_ac_option", "2"))
+    if "activation_checkpoint.mode" not in values or mode == "none":
+        return {}
+    if mode == "full" or option == "op":
+        return {"workload.checkpointing": mode}
+    if option.isdecimal() and int(option) > 0:
+        return {"workload.checkpointing": {"every": int(option)}}
+    raise NotModelledError(f"activation_checkpoint.selective_ac_option: {option}")
+
+
 _TITAN: dict[str, Rule] = {
     "training.local_batch_size": copied("workload.batch_per_rank"),
     "training.batch_size": copied("workload.batch_per_rank"),
     "training.global_batch_size": only("-1", instead="ddp.accumulation_steps"),
     "training.seq_len": copied("workload.seq_len"),
     "training.max_norm": _clips,
-    "training.compile": chosen({"true": _COMPILED, "false": {}}),
+    "training.compile": chosen({"true": _BLOCKS, "false": {}}),
     "training.enable_cpu_offload": chosen(
         {"true": {"ddp.fully_shard.offload_policy": "CPUOffloadPolicy"}, "false": {}}
     ),
@@ -116,11 +129,11 @@ _TITAN: dict[str, Rule] = {
     ),
     "parallelism.enable_async_tensor_parallel": only("false", instead=_REPLICA),
     "parallelism.*": IDLE,  # of what the degrees above switch on
-    "activation_checkpoint.mode": chosen(
-        {"none": {}, "full": {"workload.checkpointing": "full"}}, _AC
-    ),
-    "activation_checkpoint.*": IDLE,  # of mode: selective
-    "compile.enable": chosen({"true": _COMPILED, "false": {}}),
+    "activation_checkpoint.mode": only("none", "full", "selective"),  # _titan
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": IDLE,
+    "activation_checkpoint.selective_ac_option": IDLE,  # _checkpoints
+    "activation_checkpoint.early_stop": only("false"),
+    "compile.enable": chosen({"true": _BLOCKS, "false": {}}),
     "compile.*": IDLE,
     "model.converters": only("", instead="float8 products"),
     "model.*": IDLE,  # _titan
