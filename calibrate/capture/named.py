@@ -26,8 +26,18 @@ _TOKENS = 1024  # of a sample, where a configuration allows more
 def source_of(reference: str, batch: int | None, size: int | None) -> Source:
     """What `calibrate capture` is given; raises MeasureError with what is wrong."""
     library, _, name = reference.partition(":")
-    short = _SHORT.get(library)
-    return short(name, size) if short else function_source(reference, batch, size)
+    if short := _SHORT.get(library):
+        return short(name, size)
+    try:
+        return function_source(reference, batch, size)
+    except MeasureError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError) or error.__cause__.name != library:
+            raise
+        ways = ", ".join(f"{way}:" for way in _SHORT)
+        raise MeasureError(
+            f"there is no module {library} here: go to its folder, or name a library's model by "
+            f"{ways}"
+        ) from None
 
 
 def _torchvision(name: str, size: int | None) -> Source:

@@ -171,6 +171,11 @@ def test_what_needs_values_is_told_with_its_place(
         capture(source(name))
 
 
+def test_an_unknown_module_is_told_with_the_short_ways() -> None:
+    with pytest.raises(MeasureError, match=r"no module hf here: .*, timm:, transformers:, light"):
+        source_of("hf:bert", None, None)
+
+
 def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
     """Autocast of the tensors' device is CUDA's; torch.compile and sparse gradients do no harm.
 

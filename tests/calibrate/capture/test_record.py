@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from models.library_models import LIBRARY_MODELS
 from models.small_models import BATCH, MODELS, total
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
@@ -264,6 +264,39 @@ def test_flops_are_those_of_flop_counter(step: Recording, real: Real) -> None:
         if one.kind == "convolution_weight_gradient"
     )
     assert sum(one.flops for one in operators(step)) + surplus == real.flops
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 5}),
+        (nn.RNN, {"nonlinearity": "relu", "bias": False}),
+        (nn.GRU, {"num_layers": 2, "dropout": 0.2, "batch_first": True}),
+    ],
+)
+def test_recurrent_layers_have_the_flops_and_results_of_a_cpu(
+    kind: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    """As many where all states get gradients, which cuDNN always makes."""
+    layer = kind(7, 9, **options)
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    batch = 4 if layer.batch_first else 6
+    states = [torch.randn(count, batch, width) for width in (layer.proj_size or 9, 9)]
+    shapes: list[list[torch.Size]] = []
+
+    def loss(x: Tensor, *states: Tensor) -> Tensor:
+        made = tensors(layer(x, states if kind is nn.LSTM else states[0]))
+        shapes.append([one.shape for one in made])
+        return torch.stack([one.sum() for one in made]).sum()
+
+    inputs = [one.requires_grad_() for one in (torch.randn(4, 6, 7), *states)]
+    counter = FlopCounterMode(display=False)
+    with counter, torch.backends.mkldnn.flags(enabled=False):
+        loss(*inputs).backward()
+    bare = [one.detach().to("meta").requires_grad_() for one in inputs]
+    step = record(layer, lambda: loss(*bare), "fp32")
+    assert sum(one.flops for one in operators(step)) == counter.get_total_flops()
+    assert shapes[0] == shapes[1]
 
 
 def test_gradients_are_ready_in_the_real_order(
