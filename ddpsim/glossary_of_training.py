@@ -17,7 +17,8 @@ What a model keeps besides parameters, such as batch norm's statistics. DDP broa
 before a forward (ddp.broadcast_buffers). Without that each rank keeps its own.""",
     "checkpointing": """\
 Activation checkpointing (workload.checkpointing): a block keeps its input alone, and its forward
-runs again in the backward. Memory falls, the backward takes longer.
+runs again in the backward. Memory falls, the backward takes longer. A policy such as selective
+keeps some outputs besides.
 docs/explanation/checkpointing.md.""",
     "comm hook": """\
 What DDP does to a bucket in place of an all-reduce (ddp.comm_hook). fp16_compress and
@@ -35,6 +36,9 @@ Nothing overlaps; DistributedDataParallel is what to use.""",
 torch.nn.parallel.DistributedDataParallel: a model's copy on each rank, whose gradients are
 averaged bucket by bucket during the backward. Its reducer copies gradients into buckets and
 starts the all-reduces.""",
+    "float8": """\
+Linear layers whose products are of one byte an element (workload.float8), as torchao trains them:
+operands are cast and scaled before each product. docs/explanation/float8.md.""",
     "host wait": """\
 A call that holds the host until the GPU is done, such as loss.item() (workload.read_loss_every)
 or a GradScaler's step. The GPU then idles until new work is launched.

@@ -27,6 +27,8 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "Workload": "workload",
     "StepTime": "workload.step_time",
     "Optimizer": "workload.optimizer",
+    "Checkpointing": "workload.checkpointing",
+    "Float8": "workload.float8",
     "DataLoader": "workload.data",
     "Evaluation": "workload.evaluation",
     "CheckpointWrite": "workload.checkpoint_write",

@@ -62,6 +62,8 @@ def _of_compute(job: Job) -> Uncertainty:
 def _of_roofline(job: Job) -> Uncertainty:
     """By what is known of the device's arithmetic, and by the kind of model."""
     workload, device = job.scenario.workload, job.scenario.cluster.device
+    if workload.float8:
+        return FLOAT8
     arithmetic = arithmetic_of(workload.precision, device)
     convolves = workload.model is not None and is_convolutional(catalog.model_table(workload.model))
     rate = arithmetic.convolution_rate(device) if convolves else arithmetic.rate
@@ -70,8 +72,6 @@ def _of_roofline(job: Job) -> Uncertainty:
         return Uncertainty(measured.sigma, MEASURED_DEVICE)
     if not measured and rate not in device.published_steps:
         return UNKNOWN_DEVICE
-    if workload.float8:
-        return FLOAT8
     if job.model.is_compiled:
         return COMPILED
     if device.published_steps.get(rate, 0) >= MANY_STEPS:

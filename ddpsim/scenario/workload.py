@@ -244,7 +244,7 @@ class Workload(Spec):
     checkpointing: CheckpointingField = Field(
         None,
         description="torch.utils.checkpoint (use_reentrant=False) of a zoo model's blocks: none, "
-        "full, selective (attention and every second product are kept), a list of blocks, or "
+        "full, selective (attention and every second product stay), a list of blocks, or "
         "options; a step_time is of that",
     )
     sync_batch_norm: bool = Field(

@@ -29,7 +29,7 @@ class Checkpointing(Spec):
     keep: tuple[Kept, ...] = Field(
         (),
         strict=False,
-        description="operators whose outputs are kept, as by create_selective_checkpoint_contexts; "
+        description="operators whose outputs stay, as by create_selective_checkpoint_contexts; "
         "alternate_product is a block's first, third, ... matrix product",
     )
 
