@@ -217,7 +217,7 @@ def plan(
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import checked
     from ddpsim.report.capacity.plan import render_plan
-    from ddpsim.report.capacity.strategies import render_strategies
+    from ddpsim.report.capacity.strategies import best_strategy, render_strategies
     from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
@@ -274,10 +274,12 @@ def plan(
         others = {"strategies": [one.to_dict() for one in each]} if each else {}
         print(json.dumps(found.to_dict() | others, indent=2))
         return
-    if each:
-        rows = [(one.name, one.plan, one.problem) for one in each]
-        print(render_strategies(rows, str(file), settings))
-    print(text)
+    if not each:
+        print(text)
+        return
+    rows = [(one.name, one.plan, one.problem) for one in each]
+    print(best_strategy(each[0].name), text, sep="\n", end="\n\n")
+    print(render_strategies(rows, str(file), settings).rstrip())
 
 
 def _failures(mtbf: str | None, spares: str | None) -> list[str]:

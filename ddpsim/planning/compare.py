@@ -16,6 +16,7 @@ from ddpsim.planning.shardings import (
     strategy_name,
     without_ddp_options,
 )
+from ddpsim.planning.to_fit import fit_in_words, settings_to_fit
 from ddpsim.prediction.api import predicted
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
@@ -313,6 +314,9 @@ def each_strategy(
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)
+        if changes := settings_to_fit(document, settings):
+            fits = f"{name}, {fit_in_words(changes)}"
+            yield option(document, *settings, *changes, title=fits, note=note)
         if name == "zero1":
             yield from _overlapped(document, settings, synced=ddp.no_sync)
 

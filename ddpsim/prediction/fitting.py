@@ -18,7 +18,12 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.checkpointing import Checkpointing
-from ddpsim.scenario.options.fully_shard import AS_AUTOCAST, FullyShard, MixedPrecision
+from ddpsim.scenario.options.fully_shard import (
+    AS_AUTOCAST,
+    CpuOffload,
+    FullyShard,
+    MixedPrecision,
+)
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
@@ -29,15 +34,16 @@ _MOST_MICRO_BATCHES = 256  # of a way: to simulate more takes as many times as l
 _KEPT = ("backend", "torch", "accumulation_steps", "no_sync")  # options that fully_shard has too
 
 
-def ways_to_fit(job: Job) -> tuple[NextStep, ...]:
+def ways_to_fit(job: Job, *, same_strategy: bool = False) -> tuple[NextStep, ...]:
     """The fewest changes with which a job fits, those with the shortest step first.
 
-    Nothing where it fits. Where no changes suffice: those that need least.
+    Nothing where it fits. Where no changes suffice: those that need least. `same_strategy`: none
+    that change ddp.strategy.
     """
     if job.memory().fits:
         return ()
     parts, least = Parts(), None
-    for together in _combinations(job):
+    for together in _combinations(job, same_strategy=same_strategy):
         ways = [way for way in (_changed(job, each, parts) for each in together) if way]
         fitting = [way for way in ways if way.needs_bytes <= way.device_bytes]
         if fitting:
@@ -125,13 +131,16 @@ class _Way:
 _Change = Callable[[_Way], _Way | None]
 
 
-def _combinations(job: Job) -> Iterator[list[Sequence[_Change]]]:
+def _combinations(job: Job, *, same_strategy: bool) -> Iterator[list[Sequence[_Change]]]:
     """All ways of one change, then all of two, ...; the split comes last, as it fills what is left.
 
     Compute is known for other batches and with checkpoints only where it is estimated.
     """
     estimated = job.model.basis == "roofline"
-    groups: list[tuple[_Change, ...]] = [(_bucket_view,), (_zero1, _fully_shard)]
+    groups: list[tuple[_Change, ...]] = [(_bucket_view,)]
+    if not same_strategy:
+        groups.append((_zero1, _fully_shard))
+    groups.append((_offload,))
     if estimated:
         groups += [(_checkpoints,), (_micro_batches,)]
     for count in range(1, len(groups) + 1):
@@ -180,6 +189,20 @@ def _fully_shard(way: _Way) -> _Way | None:
     mixed = FullyShard(mixed_precision=MixedPrecision(param="bfloat16", reduce="float32"))
     sharded = _with(way.scenario, "ddp", strategy="fully_shard", fully_shard=mixed)
     return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard", AS_AUTOCAST)
+
+
+def _offload(way: _Way) -> _Way | None:
+    """Shards, gradients and optimizer on the host, where nothing else would have to run there."""
+    scenario, ddp = way.scenario, way.scenario.ddp
+    needs_gpu = scenario.workload.clip_grad_norm or scenario.workload.scales_loss
+    adds_there = ddp.accumulation_steps > 1 and not ddp.no_sync
+    is_sharded = ddp.is_fully_sharded and ddp.strategy != "fsdp1"
+    if not is_sharded or ddp.host_copies or needs_gpu or adds_there:
+        return None
+    moved = ddp.sharding.model_copy(update={"offload_policy": CpuOffload()})
+    setting = "ddp.fully_shard.offload_policy=CPUOffloadPolicy"
+    offloaded = _with(scenario, "ddp", fully_shard=moved)
+    return way.and_with(offloaded, "CPUOffloadPolicy", setting)
 
 
 def _checkpoints(way: _Way) -> _Way | None:

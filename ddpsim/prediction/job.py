@@ -31,6 +31,7 @@ from ddpsim.prediction.program import (
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
+from ddpsim.result.words import OUT_OF_MEMORY
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario
@@ -324,7 +325,7 @@ class Job:
         if not memory.fits:
             found.append(
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
-                f"{format_bytes(memory.device)}: this would run out of memory"
+                f"{format_bytes(memory.device)}: this would {OUT_OF_MEMORY}"
             )
         elif memory.device - memory.total < _UNCOUNTED_BYTES and self._is_on_gpus:
             left, device = memory.device - memory.total, memory.device

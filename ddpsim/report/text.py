@@ -10,7 +10,7 @@ from ddpsim.report import details
 from ddpsim.report.lines import columns, command, cut, labelled, screen_width, warned
 from ddpsim.report.training import step_in_words, training_lines
 from ddpsim.result.model import IntervalSource, Result
-from ddpsim.result.words import interval_in_words
+from ddpsim.result.words import OUT_OF_MEMORY, interval_in_words
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted, ranks
 
@@ -69,7 +69,8 @@ def render(
     lines = [*_answer(result, verbose=verbose)]
     told = [*_verdict(verdict, file, settings)] if verdict else []
     body = ["", *_breakdown(result), *(details.tables(result) if verbose else ("",))]
-    body += _memory(result)
+    if result.memory_bytes_per_gpu.fits:
+        body += _memory(result)
     body += details.sources(result) if verbose else _trust(result)
     room = None if verbose else _SCREEN - 1 - len(lines) - len(body)
     body += _next(result, file, settings, room)
@@ -89,6 +90,9 @@ def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
     has_room = len(f"{head}, {batch}") <= screen_width()
     yield f"{head}, {batch}" if batch and has_room else head
     yield ""
+    if not result.memory_bytes_per_gpu.fits:
+        yield from _memory(result)
+        yield from (row for step in result.next_steps[:1] for row in labelled("", step.why))
     times = result.iteration_time_s
     spread = ""
     if times.p90 > times.p10:
@@ -106,7 +110,7 @@ def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
         yield from training_lines(result.training, result)
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     yield from _stragglers(result, _STRAGGLERS if verbose else 1)
-    yield from warned(result.warnings)
+    yield from warned([said for said in result.warnings if OUT_OF_MEMORY not in said])
 
 
 def _stragglers(result: Result, most: int) -> Iterator[str]:

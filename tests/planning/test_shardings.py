@@ -14,7 +14,9 @@ from outcome import Outcome
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.each_strategy import plan_each_strategy
 from ddpsim.planning.capacity_plan.plan import plan_capacity
+from ddpsim.planning.compare import each_strategy
 from ddpsim.planning.shardings import shardings
+from ddpsim.planning.to_fit import settings_to_fit
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.api import predict
 from ddpsim.result.capacity import CapacityPlan, Money
@@ -161,9 +163,26 @@ def test_the_command_shows_each_strategy(cli: Callable[..., Outcome]) -> None:
     file = str(ROOT / "scenarios" / "gpt2-xl-hsdp.yaml")
     text = cli("plan", file, *settings, *asked).out
     (head,) = (row for row in text.splitlines() if row.startswith("  strategy "))
+    assert text.startswith("strategy    ")  # of the plan that comes first
+    assert text.index("answer ") < text.index(head)
     assert head.split() == ["strategy", "GPUs", "time", "GPU-hours", "EUR", "memory"]
     rows = text.partition(head)[2].splitlines()[1:5]
     assert {row.split("  ")[1].partition(",")[0] for row in rows} == {"ddp", "zero1", "fully_shard"}
     assert len({row.split()[-5] for row in rows}) == 1
     assert "all on 2 GPUs (1 x 2), the fastest first" in text
     assert "--each-strategy" in text.partition("how sure the differences are")[2]
+
+
+def test_a_strategy_that_does_not_fit_is_planned_with_what_makes_it_fit() -> None:
+    """And compared with it, beside the strategy as it is."""
+    own = document("workload.batch_per_rank=48", "cluster.nodes=1", *AS_DDP)
+    plans = plan_each_strategy(own, partial(plan_capacity, target="1k samples", max_gpus=1))
+    assert all(each.plan and each.plan.answer.fits for each in plans)
+    assert all("micro-batches" in each.name for each in plans)
+    batch = parse(own).workload.batch_per_rank
+    for each in plans:
+        split = parse(own.changed(each.settings))
+        assert split.workload.batch_per_rank * split.ddp.accumulation_steps == batch
+    titles = [each.title for each in each_strategy(own) if "zero1" in each.title]
+    assert any(title.startswith("zero1, ") and "micro-batches" in title for title in titles)
+    assert settings_to_fit(document(), ()) == ()

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from shipped_scenarios import ROOT
 
-from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.fitting import split_to_fit, ways_to_fit
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
+from ddpsim.report.text import render
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.units import format_bytes, format_duration
 
@@ -91,3 +92,28 @@ def test_of_a_measured_step_no_other_compute_is_claimed() -> None:
 def test_what_a_scenario_refuses_is_not_tried(settings: tuple[str, ...]) -> None:
     for way in ways_to_fit(job_of(*settings, batch_per_rank=8)):
         job_of(*settings, *way.settings, batch_per_rank=8)
+
+
+def test_a_sharded_job_may_leave_its_shards_on_the_host() -> None:
+    """But not where the host would have to clip gradients, or to add them."""
+    alone = ("workload.model=gpt2-xl", "cluster.gpus_per_node=1", "ddp.strategy=fully_shard")
+    (way,) = ways_to_fit(job_of(*alone, AS_AUTOCAST, batch_per_rank=1))
+    assert way.settings == ("ddp.fully_shard.offload_policy=CPUOffloadPolicy",)
+    assert job_of(*alone, AS_AUTOCAST, *way.settings, batch_per_rank=1).memory().fits
+    clips = "workload.clip_grad_norm=true"
+    (least,) = ways_to_fit(job_of(*alone, AS_AUTOCAST, clips, batch_per_rank=1))
+    assert "offload" not in " ".join(least.settings)
+
+
+def test_the_same_strategy_stays_where_asked() -> None:
+    for way in ways_to_fit(job_of(), same_strategy=True):
+        assert not any(setting.startswith("ddp.strategy") for setting in way.settings)
+
+
+def test_what_does_not_fit_is_said_first() -> None:
+    result = simulate(job_of().scenario)
+    _, _, first, second, step, *_ = render(result, "job.yaml").splitlines()
+    assert first.startswith("memory      does not fit: ")
+    assert second.strip() == result.next_steps[0].why
+    assert step.startswith("step ")
+    assert "WARNING     needs about" not in render(result, "job.yaml")

@@ -6,12 +6,13 @@ without them all stand on the same number of GPUs, at which fewer GPU-hours are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings, strategy_name
+from ddpsim.planning.to_fit import fit_in_words, settings_to_fit
 from ddpsim.result.capacity import CapacityPlan, knee, usable
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
@@ -22,16 +23,18 @@ __all__ = ["Planning", "StrategyPlan", "plan_each_strategy"]
 
 @dataclass(frozen=True)
 class StrategyPlan:
-    """The plan with some settings, or why there is none."""
+    """The plan with some settings, or why there is none; `changes`: those that make it fit."""
 
     settings: tuple[str, ...]
     plan: CapacityPlan | None
     problem: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The strategy with what sets it apart."""
-        return strategy_name(self.settings)
+        """The strategy with what sets it apart, and with what it fits."""
+        words = fit_in_words(self.changes)
+        return ", ".join((strategy_name(self.settings), *([words] if words else [])))
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
@@ -101,7 +104,17 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
         return StrategyPlan(tuple(settings), found)
 
-    plans = [planned(settings) for settings in (plain, *shardings(scenario))]
+    def fitting(settings: Sequence[str]) -> Iterator[StrategyPlan]:
+        """As it is, and where that does not fit, with the fewest changes that make it fit."""
+        found = planned(settings)
+        answer = found.plan.answer if found.plan else None
+        if answer is None or answer.fits is not False:
+            yield found
+            return
+        changes = settings_to_fit(document, settings, (answer.nodes, answer.gpus_per_node))
+        yield replace(planned((*settings, *changes)), changes=changes) if changes else found
+
+    plans = [one for settings in (plain, *shardings(scenario)) for one in fitting(settings)]
     gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])
     if gpus is not None:
         plans = [each.on(gpus) for each in plans]

@@ -14,6 +14,7 @@ from ddpsim.prediction.api import predict
 from ddpsim.progress import stage
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
+from ddpsim.result.words import OUT_OF_MEMORY
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_duration, format_long_duration
@@ -28,7 +29,6 @@ _LOG = SizesLeftOut(
     "state the links, or fit logs of several sizes (ddpsim calibrate import nccl-tests) for "
     "cluster.profile",
 )
-_OUT_OF_MEMORY = "run out of memory"  # a plan says it with what to do
 
 
 @dataclass
@@ -195,7 +195,7 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
         memory_bytes=memory.total,
         fits=None if fits and memory.activations is None else fits,
         bottleneck=f"{result.bottleneck.kind}: {result.bottleneck.text}",
-        warnings=tuple(said for said in result.warnings if fits or _OUT_OF_MEMORY not in said),
+        warnings=tuple(said for said in result.warnings if fits or OUT_OF_MEMORY not in said),
         samples_factor=asked.growth(scenario),
         tokens_per_s=result.training.tokens_per_s if result.training else None,
         mfu=result.training.mfu if result.training else None,

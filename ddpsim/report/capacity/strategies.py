@@ -10,7 +10,12 @@ from ddpsim.report.lines import command, labelled, named_rows
 from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan
 from ddpsim.units import format_bytes, format_long_duration, format_number
 
-__all__ = ["render_strategies"]
+__all__ = ["best_strategy", "render_strategies"]
+
+
+def best_strategy(name: str) -> str:
+    """The strategy whose plan follows, by its name."""
+    return printable("\n".join(labelled("strategy", f"{name}: the first of those below")))
 
 
 def render_strategies(
