@@ -145,7 +145,8 @@ def _program_inputs(
 ) -> tuple[object, ...]:
     """All that a program depends on beside the options of DDP and the loader."""
     cluster, workload = scenario.cluster, scenario.workload
-    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, _shards(scenario))
+    ranks = (cluster.nodes, cluster.world_size)  # what hooks gather, and groups of nodes
+    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, ranks)
     of_workload = (workload.batch_per_rank, workload.read_loss_every, scenario.run.iterations)
     return id(model), model, overheads, of_cluster, of_workload
 
