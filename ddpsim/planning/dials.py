@@ -7,7 +7,7 @@ from ddpsim.scenario.options.ddp_values import BucketCaps
 from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["dialled"]
+__all__ = ["dialled", "strategies"]
 
 _CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 _CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets", unit="MiB")
@@ -46,7 +46,17 @@ _DEEPSPEED = Dial(
     "Reductions of gradients",
     unit="elements",
 )
+_STRATEGY = Dial(
+    "ddp.strategy", "Strategy", "another strategy", "Reductions of gradients", "Strategies"
+)
+_LADDER = ("naive", "naive_flat", "per_parameter", "ddp")  # each does one thing better
 _ELEMENTS = (10_000_000, 40_000_000, 100_000_000, 200_000_000, 500_000_000)
+
+
+def strategies(scenario: Scenario) -> tuple[Dial, str, list[str]]:
+    """The dial of a strategy that has none: itself, and then the ladder up to DDP."""
+    own = scenario.ddp.strategy
+    return _STRATEGY, own, list(dict.fromkeys((own, *_LADDER)))
 
 
 def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
-from ddpsim.errors import DdpsimError, InputError, ScenarioError
-from ddpsim.planning.dials import dialled
+from ddpsim.errors import DdpsimError
+from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import (
     checked,
@@ -22,6 +22,7 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import stage
+from ddpsim.result.metrics import Step
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import (
     CapChoice,
@@ -32,12 +33,13 @@ from ddpsim.result.storyboard import (
     drawn_step,
     held_over_step,
 )
+from ddpsim.result.summary import steady_steps, typical_step
 from ddpsim.result.timeline import CommSpan, Timeline
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Source, load
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["storyboard"]
+__all__ = ["Drawing", "draw", "node_counts", "storyboard"]
 
 _Shown = TypeVar("_Shown")
 
@@ -58,15 +60,8 @@ def storyboard(
     """
     document, parts = load(source, overrides), Parts()
     scenario = checked(document)
-    if (found := dialled(scenario)) is None:
-        reason = (
-            f"{scenario.ddp.strategy} has neither buckets nor shards, which the page is about; "
-            "use ddpsim run, trace, compare --each-strategy, or draw it below a step of DDP with "
-            f"--set ddp.strategy=ddp --against ddp.strategy={scenario.ddp.strategy}"
-        )
-        raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
-    dial, own, values = found
-    numbers = _nodes(scenario.cluster)
+    dial, own, values = dialled(scenario) or strategies(scenario)
+    numbers = node_counts(scenario.cluster)
     with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as told:
         own_job = resolve(scenario, parts=parts)
         ranks = _drawn_ranks(scenario, own_job.node_times)
@@ -84,7 +79,7 @@ def storyboard(
 
         for value in values:
             if value == own:
-                choices.append(_choice(value, dial, own_job, (result, own_step)))
+                choices.append(draw(own_job, value, dial, (result, own_step)).choice)
             else:
                 choices += attempt(f"{dial.key}={value}", partial(_choice, value, dial))
             told.advance()
@@ -116,9 +111,26 @@ def storyboard(
     )
 
 
-def _choice(
-    value: str, dial: Dial, job: Job, drawn: tuple[Result, Timeline] | None = None
-) -> CapChoice:
+class Drawing(NamedTuple):
+    """A drawn step, and the same on the slowest rank with nothing joined or left out."""
+
+    choice: CapChoice
+    step: Step
+
+
+def draw(
+    job: Job,
+    value: str,
+    dial: Dial,
+    known: tuple[Result, Timeline] | None = None,
+    *,
+    with_interval: bool = True,
+) -> Drawing:
+    """Draw the typical step of a job in which a dial has a value.
+
+    `known`: what `simulate_and_observe` returned of the ranks that are drawn. Without an interval
+    the result is that of `predict_and_observe` without one, which takes a fraction of the time.
+    """
     strategy = job.program.strategy
     buckets = (bucket for kind in range(strategy.kinds) for bucket in strategy.buckets(kind))
     wire_bytes = {bucket.size_bytes: bucket.wire_bytes for bucket in buckets}
@@ -131,11 +143,16 @@ def _choice(
         return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
 
     ranks = _drawn_ranks(job.scenario, job.node_times)
-    result, timeline = drawn or predict_and_observe(job, ranks)
+    result, timeline = known or predict_and_observe(job, ranks, with_interval=with_interval)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
     held = held_over_step(timeline, strategy.memory_walk())
-    return CapChoice(value, dial.words_of(value), result, step, held)
+    choice = CapChoice(value, dial.words_of(value), result, step, held)
+    return Drawing(choice, typical_step(steady_steps(timeline)))
+
+
+def _choice(value: str, dial: Dial, job: Job) -> CapChoice:
+    return draw(job, value, dial).choice
 
 
 def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[int]:
@@ -148,7 +165,7 @@ def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[in
     return list(dict.fromkeys([0, *slow, *weak, *second, cluster.world_size - 1]))
 
 
-def _nodes(cluster: Cluster) -> list[int]:
+def node_counts(cluster: Cluster) -> list[int]:
     """Powers of two up to four times the scenario's nodes, and its own number."""
     most = max(4 * cluster.nodes, 4)
     powers = [2**power for power in range(most.bit_length())]

@@ -125,11 +125,17 @@ def predicted(job: Job) -> Result:
     return _predicted(job, run(job.request()), "auto")
 
 
-def predict_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:
-    """What `predict` and `observe` return of a job, of one run; raises as they do."""
+def predict_and_observe(
+    job: Job, ranks: Iterable[int], *, with_interval: bool = True
+) -> tuple[Result, Timeline]:
+    """What `predict` and `observe` return of a job, of one run; raises as they do.
+
+    Without an interval the answer also lacks what rests on other runs: stragglers and epochs.
+    """
     wanted, request = _existing(job.scenario, ranks), job.request()
     simulated, period = _observed(request, wanted)
-    return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
+    sum_up = _predicted if with_interval else _summed
+    return sum_up(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
 
 
 def simulate_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:
@@ -161,8 +167,12 @@ def _answer(
     return result, simulated.timeline
 
 
+def _summed(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
+    return summarise(simulated.timeline, _context(job, simulated, engine))
+
+
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    result = summarise(simulated.timeline, _context(job, simulated, engine))
+    result = _summed(job, simulated, engine)
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
     known = uncertainties(job)
     interval = _interval(job, result, known, spread_s)

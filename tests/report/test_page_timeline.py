@@ -165,3 +165,13 @@ def test_a_rival_is_drawn_below_every_choice() -> None:
     assert last_ns <= data["choices"][0]["span_ns"][1]
     assert last_ns > max(choice.step.length_ns for choice in found.choices)
     assert any(note.startswith(f"The rows of {setting}") for note in notes(found))
+
+
+def test_a_strategy_without_buckets_is_on_a_ladder_of_strategies() -> None:
+    cluster = {"nodes": 1, "gpus_per_node": 2, "device": "t4"}
+    document = {"schema": "ddpsim/1", "workload": {"model": "resnet18", "batch_per_rank": 8}}
+    found = storyboard(document | {"cluster": cluster, "ddp": {"strategy": "per_parameter"}})
+    strategies = ["per_parameter", "naive", "naive_flat", "ddp"]
+    assert [choice.cap for choice in found.choices] == strategies
+    assert [choice.result.strategy for choice in found.choices] == strategies
+    assert found.own == 0
