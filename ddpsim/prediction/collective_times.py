@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.prediction.parts import cluster_profile
 from ddpsim.result.collective import CollectiveRow, CollectiveTable
 from ddpsim.scenario.catalog import device_table, machine_table, resolve
-from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.document import Document, KeyPath, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
@@ -32,11 +34,11 @@ _PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
 
 
 def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
-    """A scenario for the sake of its cluster: `schema` and `workload` may be left out.
+    """A scenario for the sake of its cluster, whose other sections may be left out.
 
-    Raises ScenarioError with all problems.
+    A file may also be the cluster section alone. Raises ScenarioError with all problems.
     """
-    document = load(source, overrides)
+    document = _with_cluster(load(source)).changed(overrides)
     document.data.setdefault("schema", "ddpsim/1")
     document.data.setdefault("workload", dict(_PLACEHOLDER))
     cluster = document.data.get("cluster")
@@ -48,6 +50,23 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     except InputError as error:
         raise ScenarioError([document.blame(error)]) from None
     return scenario
+
+
+def _with_cluster(document: Document) -> Document:
+    """A cluster section that stands alone, as that of a scenario; anything else stays as it is."""
+    names = {field.alias or name for name, field in Cluster.model_fields.items()}
+    if not document.data or not names.issuperset(document.data):
+        return document
+
+    def inside(places: Mapping[KeyPath, str]) -> dict[KeyPath, str]:
+        return {path and ("cluster", *path): place for path, place in places.items()}
+
+    return replace(
+        document,
+        data={"cluster": document.data},
+        key_places=inside(document.key_places),
+        value_places=inside(document.value_places),
+    )
 
 
 def _with_backend(document: Document) -> Document:

@@ -116,6 +116,19 @@ def test_a_bare_cluster_file_is_enough(cli: Callable[..., Any], tmp_path: Path) 
     assert "8 x 50.0 GB/s a node (rdma)" in drawn
 
 
+def test_a_cluster_section_alone_is_enough(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("machine: dgx-h100\nnodes: 2\n")
+    own = cli(
+        "collective", "--cluster", str(file), "--sizes", "64M", "--set", "cluster.nodes=4"
+    ).out
+    usual = ("--machine", "dgx-h100", "--set", "cluster.nodes=4", "--sizes", "64M")
+    assert own == cli("collective", *usual).out
+    file.write_text("machine: dgx-h100\nnodes: two\n")
+    refused = cli("collective", "--cluster", str(file)).err
+    assert refused.startswith(f"{file}:2:8  cluster.nodes: wanted a whole number, got 'two'")
+
+
 def test_the_tuners_table_can_be_seen(cli: Callable[..., Any]) -> None:
     shown = cli("collective", "--machine", "dgx-h100", "--tuning", "--sizes", "1M,64M").out
     assert shown.splitlines()[0].split() == ["LL", "LL128", "Simple"]
