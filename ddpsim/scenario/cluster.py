@@ -285,7 +285,8 @@ class Cluster(Spec):
             raise fail(str(error), "machine") from None
         if isinstance(known, dict):
             brought = {k: known[k] for k in ("device", "gpus_per_node") if k in known}
-            return brought | data
+            own = {k: value for k, value in data.items() if value is not None or k not in brought}
+            return brought | own
         return data
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from ddpsim.files import read_given
 from ddpsim.scenario.base import Spec, numbered
 from ddpsim.settings import Setting
 
-__all__ = ["Document", "KeyPath", "Source"]
+__all__ = ["Document", "KeyPath", "Source", "load", "read_text"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -45,7 +45,8 @@ _YAML_HINTS = {
 class Document:
     """Plain data, its file's name, and for each key path the places of its key and its value.
 
-    `stated`: the same without `--set` overrides, where there are any.
+    `stated`: the same without `--set` overrides, where there are any. `files`: the only ones that
+    it may name; None: any.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Document:
     stated: Document | None = None
     key_places: dict[KeyPath, str] = field(default_factory=dict)
     value_places: dict[KeyPath, str] = field(default_factory=dict)
+    files: frozenset[str] | None = None
 
     @classmethod
     def read(cls, path: Path) -> Document:
@@ -61,14 +63,23 @@ class Document:
 
         Raises ScenarioError for anything that is not one YAML mapping.
         """
-        text = _read_text(path)
-        tree = _parse(str(path), text)
+        return cls.of_text(read_text(path), str(path), path.parent)
+
+    @classmethod
+    def of_text(
+        cls, text: str, name: str, base: Path, files: frozenset[str] | None = None
+    ) -> Document:
+        """A document of YAML text, whose places say `name`; relative paths start in `base`.
+
+        Raises ScenarioError for anything that is not one YAML mapping.
+        """
+        tree = _parse(name, text)
         if tree is None:
-            _refuse(str(path), "the file is empty; `ddpsim init` prints a scenario to start from")
+            _refuse(name, "the file is empty; `ddpsim init` prints a scenario to start from")
         if not isinstance(tree, CommentedMap):
-            _refuse(f"{path}:1:1", "this is not a scenario: wanted keys such as `schema: ddpsim/1`")
-        start: dict[KeyPath, str] = {(): f"{path}:1:1"}
-        document = cls(str(path), path.parent, {}, None, dict(start), dict(start))
+            _refuse(f"{name}:1:1", "this is not a scenario: wanted keys such as `schema: ddpsim/1`")
+        start: dict[KeyPath, str] = {(): f"{name}:1:1"}
+        document = cls(name, base, {}, None, dict(start), dict(start), files)
         document.data = document._plain(tree, ())
         return document
 
@@ -201,7 +212,8 @@ def _as_written(mapping: Mapping[Any, Any], step: str | int) -> str | int:
     return step if step in mapping or str(step) not in mapping else str(step)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a scenario's file, or of the standard input (`-`); raises ScenarioError."""
     try:
         return read_given(path, _LARGEST_BYTES).decode("utf-8-sig")
     except IsADirectoryError:

@@ -40,7 +40,8 @@ _OTHER_NAMES = {
 def parse(document: Document) -> Scenario:
     """The scenario that a document describes; raises ScenarioError with all its problems."""
     try:
-        return Scenario.model_validate(document.data, context={"base": document.base})
+        context = {"base": document.base, "files": document.files}
+        return Scenario.model_validate(document.data, context=context)
     except ValidationError as error:
         _refuse(document, error)
 

@@ -125,8 +125,11 @@ def _source(value: Any, info: ValidationInfo) -> SourceFile:
         return value
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{shown(value)} is not a file name")
-    name = str(value)
-    base: Path = (info.context or {}).get("base", Path())
+    name, context = str(value), info.context or {}
+    base: Path = context.get("base", Path())
+    allowed: frozenset[str] | None = context.get("files")
+    if allowed is not None and name not in allowed:
+        raise ValueError(f"{shown(name)} is not a file that this scenario named when it was opened")
     path = base / name
     try:
         is_there = path.is_file() or path.is_dir()
