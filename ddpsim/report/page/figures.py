@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
 from typing import Any
@@ -13,7 +13,7 @@ from ddpsim.result.model import Result
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.result.words import interval_name
 
-__all__ = ["figures"]
+__all__ = ["figures", "scaling_figure"]
 
 _LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
 
@@ -21,7 +21,7 @@ _LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "
 def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
     """Plotly's data and layout, by the name of the `drawing-...` element they go into."""
     yield "sweep", _sweep(board)
-    yield "scaling", _scaling(board)
+    yield "scaling", scaling_figure(board.scaling)
     yield "sensitivity", _sensitivity(board)
     if board.choices[board.own].held:
         yield "memory", _memory(board)
@@ -89,15 +89,15 @@ def _marker(look: Look) -> dict[str, Any]:
     }
 
 
-def _scaling(board: Storyboard) -> dict[str, Any]:
+def scaling_figure(points: Sequence[Result]) -> dict[str, Any]:
     """Throughput by nodes with its interval, beside that of devices that never wait."""
-    names = [f"{point.nodes}" for point in board.scaling]
-    rates = [point.throughput_samples_per_s for point in board.scaling]
-    edges = [_throughput_edges(point) for point in board.scaling]
+    names = [f"{point.nodes}" for point in points]
+    rates = [point.throughput_samples_per_s for point in points]
+    edges = [_throughput_edges(point) for point in points]
     predicted = {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": f"predicted, {interval_name(board.result.prediction_interval_s)}",
+        "name": f"predicted, {interval_name(points[0].prediction_interval_s)}",
         "x": names,
         "y": rates,
         "error_y": {
@@ -115,7 +115,7 @@ def _scaling(board: Storyboard) -> dict[str, Any]:
         "mode": "lines+markers",
         "name": "every device as one without DDP",
         "x": names,
-        "y": [point.throughput_samples_per_s / point.scaling_efficiency for point in board.scaling],
+        "y": [point.throughput_samples_per_s / point.scaling_efficiency for point in points],
         "line": {"color": "--exposed", "dash": "dash", "width": 2},
         "marker": {"symbol": "x", "size": 8},
         "hovertemplate": "%{x} nodes, ideal: %{y:.5~g} samples/s<extra></extra>",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -28,9 +28,15 @@ def render(
     title: str,
     data: Mapping[str, Any],
     filters: Mapping[str, Callable[..., Any]],
+    *,
+    scripts: Sequence[str] = ("drawing.js", "page.js"),
+    styles: Sequence[str] = ("page.css",),
+    connect: str = "'none'",
     **values: Any,
 ) -> str:
     """A page from a template that extends shell.html; plotly's basic script is in it (1.1 MiB).
+
+    `scripts` and `styles` are ours, in this order; `connect`: whom the page may call.
 
     `data` is what page.js draws: `figures`, plotly's data and layout by the name of their
     `drawing-...` element, whose colours may be named as the style sheet does, and a `timeline`.
@@ -50,14 +56,15 @@ def render(
     }
     environment.filters.update(filters)
     plotly = files("ddpsim.data") / "plotly-basic" / "plotly-basic.min.js"
-    scripts = (plotly.read_text("utf-8"), packaged("page.js"))
+    code = (plotly.read_text("utf-8"), *map(packaged, scripts))
     return environment.from_string(body).render(
         **values,
         title=title,
         data=data,
-        hashes=" ".join(map(_hash, scripts)),
-        scripts=scripts,
-        style=packaged("page.css"),
+        hashes=" ".join(map(_hash, code)),
+        connect=connect,
+        scripts=code,
+        style="".join(map(packaged, styles)),
     )
 
 

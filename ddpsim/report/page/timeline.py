@@ -8,31 +8,46 @@ from typing import Any
 
 from ddpsim.report.page.looks import LOOKS, Look
 from ddpsim.report.page.words import cap_words, listed, spoken
-from ddpsim.result.storyboard import CapChoice, DrawnCollective, DrawnRank, Rival, Storyboard
+from ddpsim.result.storyboard import (
+    DrawnCollective,
+    DrawnRank,
+    DrawnStep,
+    Rival,
+    Storyboard,
+)
 
-__all__ = ["legend", "rank_options", "timeline"]
+__all__ = ["drawn_ranks", "legend", "looks", "rank_options", "span_ns", "timeline"]
 
 
 def timeline(board: Storyboard) -> dict[str, Any]:
     """What page.js draws and the slider moves; ticks from the start of the step."""
     return {
-        "looks": {kind: asdict(look) for kind, look in LOOKS.items()},
+        "looks": looks(),
         "choices": [
             {
                 "cap": choice.cap,
-                "span_ns": _span_ns(choice, board.rivals),
+                "span_ns": span_ns([choice.step, *(rival.step for rival in board.rivals)]),
                 "words": cap_words(choice),
                 "spoken": spoken(choice),
-                "ranks": [*map(_rank, choice.step.ranks), *map(_rival, board.rivals)],
+                "ranks": [*drawn_ranks(choice.step), *map(_rival, board.rivals)],
             }
             for choice in board.choices
         ],
     }
 
 
-def _span_ns(choice: CapChoice, rivals: Sequence[Rival]) -> tuple[int, int]:
-    """The time axis of a choice, with what is drawn below it."""
-    steps = [choice.step, *(rival.step for rival in rivals)]
+def looks() -> dict[str, Any]:
+    """How each kind of work is drawn, as drawing.js takes it."""
+    return {kind: asdict(look) for kind, look in LOOKS.items()}
+
+
+def drawn_ranks(step: DrawnStep) -> list[dict[str, Any]]:
+    """The ranks of a step, as drawing.js takes them."""
+    return [_rank(rank) for rank in step.ranks]
+
+
+def span_ns(steps: Sequence[DrawnStep]) -> tuple[int, int]:
+    """The time axis of steps that are drawn on one."""
     ends = [step.length_ns for step in steps]
     starts = [0]
     for step in steps:
