@@ -6,6 +6,7 @@ from ddpsim.cli import diagnose
 from ddpsim.cli import replay
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
+from ddpsim.cli import explore
 from ddpsim.cli import files
 from ddpsim.cli import lists
 from ddpsim.cli import import_files
@@ -15,6 +16,7 @@ from ddpsim.cli.typer_app import app
 __all__ = [
     "app",
     "diagnose",
+    "explore",
     "files",
     "import_files",
     "lists",

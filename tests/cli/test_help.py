@@ -10,7 +10,7 @@ import pytest
 from outcome import Outcome
 
 SECTIONS = {
-    "Predict": ["run", "diagnose", "replay", "explain-step", "collective"],
+    "Predict": ["run", "diagnose", "replay", "explain-step", "explore", "collective"],
     "Plan": ["sweep", "compare", "tune", "plan"],
     "Calibrate": ["calibrate"],
     "Files": ["init", "check", "schema", "explain", "list", "import", "trace", "report"],

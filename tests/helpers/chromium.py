@@ -130,8 +130,10 @@ class Browser:
             time.sleep(0.02)
         return value
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Load a page of ours on a screen of a size, and wait until it is drawn."""
+    def open(
+        self, page: Path | str, width: int = 1280, height: int = 900, *, dark: bool = False
+    ) -> None:
+        """Load a page of ours, a file or an address, on a screen of a size, until it is drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call(
@@ -143,7 +145,7 @@ class Browser:
         )
         self.requests.clear()
         self.complaints.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for("document.documentElement?.dataset.drawn === 'yes'")
 
     def press(self, key: str, code: int) -> None:
