@@ -10,7 +10,10 @@ from ddpsim.planning.shardings import without_ddp_options
 from ddpsim.scenario import catalog
 from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.links import InterNode
-from ddpsim.scenario.options.ddp_values import CommHook, StrategyName
+from ddpsim.scenario.options.checkpointing import WORDS as WORDS_OF_CHECKPOINTING
+from ddpsim.scenario.options.checkpointing import Checkpointing
+from ddpsim.scenario.options.ddp_values import OWN_STRATEGIES, CommHook
+from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes_per_s, format_duration
@@ -37,8 +40,8 @@ def controls(most_ranks: int) -> list[dict[str, Any]]:
         _list("workload.model", "Model", "Job", catalog.model_names()),
         _slider("workload.batch_per_rank", "Batch per rank", "Job", _numbers(_COUNTS)),
         _list("workload.precision", "Precision", "Job", get_args(Precision)),
-        _list("workload.checkpointing", "Checkpointing", "Job", ("none", "full")),
-        _list("ddp.strategy", "Strategy", "DDP", get_args(StrategyName)),
+        _list("workload.checkpointing", "Checkpointing", "Job", WORDS_OF_CHECKPOINTING),
+        _list("ddp.strategy", "Strategy", "DDP", (*OWN_STRATEGIES, *other_strategies())),
         _slider("ddp.bucket_cap_mb", "Bucket cap", "DDP", _caps()),
         _list("ddp.comm_hook", "Hook", "DDP", get_args(CommHook)),
         _slider("ddp.accumulation_steps", "Accumulation", "DDP", _numbers(_COUNTS[:8])),
@@ -179,5 +182,6 @@ def _cap(cap: float | tuple[float, ...] | None) -> str:
     return f"{cap:g} MiB"
 
 
-def _word(checkpointing: str | tuple[str, ...]) -> str:
-    return checkpointing if isinstance(checkpointing, str) else "of some blocks"
+def _word(checkpointing: Checkpointing | None) -> str:
+    known = (word for word, policy in WORDS_OF_CHECKPOINTING.items() if policy == checkpointing)
+    return next(known, "a policy of its own")

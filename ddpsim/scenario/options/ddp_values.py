@@ -12,6 +12,7 @@ from ddpsim.scenario.other_strategies import other_strategies
 
 __all__ = [
     "FAILS_ON_GLOO",
+    "OWN_STRATEGIES",
     "BucketCaps",
     "CommHook",
     "KnownTorch",
@@ -29,7 +30,7 @@ CommHook = Literal[
     "quantization_perchannel",
     "top_k",
 ]
-_OWN_STRATEGIES = (
+OWN_STRATEGIES = (
     "ddp",
     "naive",
     "naive_flat",
@@ -82,7 +83,7 @@ _OTHER_NAMES = {  # of strategies, by what others call them
 
 def _known_strategy(value: Any) -> Any:
     """A strategy's name; of one that others call otherwise, its name here."""
-    if value in _OWN_STRATEGIES or not isinstance(value, str):
+    if value in OWN_STRATEGIES or not isinstance(value, str):
         return value
     squashed = value.lower().replace("-", "").replace("_", "")
     if squashed in _OTHER_NAMES:
@@ -90,13 +91,13 @@ def _known_strategy(value: Any) -> Any:
     others = other_strategies()
     if value in others:
         return value
-    expected = ", ".join(map(repr, (*_OWN_STRATEGIES, *others)))
+    expected = ", ".join(map(repr, (*OWN_STRATEGIES, *others)))
     raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
 _STRATEGY_SCHEMA = {
     "anyOf": [
-        {"enum": list(_OWN_STRATEGIES)},
+        {"enum": list(OWN_STRATEGIES)},
         {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$", "description": "of an installed package"},
     ],
     "type": "string",
