@@ -40,7 +40,7 @@ def test_a_workflow_has_limits_and_steps(path: Path) -> None:
         assert ("run" in step) != ("uses" in step), step
 
 
-@each_workflow
+@pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / "action.yml"], ids=[*NAMES, "action"])
 def test_actions_are_pinned_by_commit(path: Path) -> None:
     """With the version beside it, for those who read and for those who update."""
     used = re.findall(r"uses: (.*)", path.read_text("utf-8"))

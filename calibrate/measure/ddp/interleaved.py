@@ -76,7 +76,7 @@ class Interleaved:
             self._round(0, warm=True)
         self._reduced = {size: [] for size in self._sizes()}
         buffers = _touched(self._reduced, job.device)
-        done, began, saved_s = 0, time.monotonic(), 0.0
+        done, began, saved_s = 0, time.monotonic(), -math.inf  # the fewest are kept at once
         while done < most:
             self._round(done, warm=False)
             self._all_reduce(buffers)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import loopback
-from calibrate.measure.ranks.rank import FAILED, LOST
+from calibrate.measure.ranks.rank import ENDS_WITH_STARTER, FAILED, LOST
 from calibrate.signals import Ended, as_exceptions, name_of
 
 __all__ = ["free_port", "local"]
@@ -67,7 +67,7 @@ def free_port() -> int:
 def _started(
     job: Sequence[str], ranks: int, nodes: int, logs: Sequence[Path]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    command, port = [sys.executable, "-m", *job], free_port()
+    command, port = [sys.executable, "-m", *job, ENDS_WITH_STARTER], free_port()
     for rank, log in enumerate(logs):
         with log.open("wb") as written:
             yield subprocess.Popen(  # noqa: S603 -- our own modules

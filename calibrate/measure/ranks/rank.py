@@ -12,16 +12,22 @@ from typing import NoReturn
 from calibrate.measure.errors import LostContactError
 from ddpsim.errors import DdpsimError
 
-__all__ = ["FAILED", "LOST", "run_rank"]
+__all__ = ["ENDS_WITH_STARTER", "FAILED", "LOST", "run_rank"]
+
+ENDS_WITH_STARTER = "ends-with-starter"  # argument of a rank whose standard input is held open
 
 # exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
 FAILED, LOST = 3, 4
 
 
 def run_rank(task: Callable[[str], object]) -> NoReturn:
-    """Do the task, with its options as JSON from the first argument, and end this process."""
+    """Do the task, with its options as JSON from the first argument, and end this process.
+
+    ENDS_WITH_STARTER as the second argument ends it too, once its standard input is closed.
+    """
     code = 0
-    threading.Thread(target=_end_with_starter, daemon=True).start()
+    if sys.argv[2:] == [ENDS_WITH_STARTER]:
+        threading.Thread(target=_end_with_starter, daemon=True).start()
     if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be what its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
