@@ -9,7 +9,8 @@ from typing import Any
 
 __all__ = ["Learned", "StartingPoint", "starting_point"]
 
-_MODEL, _SHARDED_MODEL, _BATCH, _DEVICE = "resnet50", "gpt2", 32, "a100-sxm-80gb"
+_MODEL, _SHARDED_MODEL, _BATCH = "resnet50", "gpt2", 32
+_DEVICE, _FP8_DEVICE = "a100-sxm-80gb", "h100-sxm-80gb"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
         assumed.append(f"{_BATCH} samples a rank and step (workload.batch_per_rank)")
     if not {"device", "machine"} & set(cluster):
         is_on_cpu = document.get("ddp", {}).get("backend") == "gloo"
-        cluster["device"] = "cpu-core" if is_on_cpu else _DEVICE
+        usual = _FP8_DEVICE if "float8" in workload else _DEVICE
+        cluster["device"] = "cpu-core" if is_on_cpu else usual
         assumed.append(f"the device: {cluster['device']} stands for yours (cluster.device)")
     if "nodes" not in cluster:
         cluster |= {"nodes": 1, "gpus_per_node": cluster.get("gpus_per_node", 1)}

@@ -29,6 +29,7 @@ TOLD: dict[str, dict[str, Any]] = {
         "workload.clip_grad_norm": True,
         "workload.compile": "blocks",
         "workload.checkpointing": "selective",
+        "workload.float8": {"recipe": "tensorwise", "skip": ["lm_head"], "all_gather": True},
         "workload.optimizer": {"name": "adamw", "fused": True},
         "ddp.strategy": "fully_shard",
         "ddp.fully_shard.mixed_precision": {"param": "bfloat16", "reduce": "float32"},
@@ -221,8 +222,8 @@ def test_keys_mean_what_their_program_does(document: Any, path: str, value: Any)
         ({"distributed_type": "MEGATRON_LM"}, "distributed_type: MEGATRON_LM"),
         ({"per_device_train_batch_size": "big"}, "per_device_train_batch_size: big, no number"),
         (
-            {"model": {"flavor": "8B", "converters": ["float8"]}},
-            "model.converters: ['float8'] (float8 products)",
+            {"model": {"flavor": "8B", "converters": ["mx"]}},
+            "model.converters: ['mx'] (float8 alone)",
         ),
     ],
 )

@@ -33,6 +33,7 @@ _MODELS = {
 }
 _COMPILED: Settings = {"workload.compile": True}
 _BLOCKS: Settings = {"workload.compile": "blocks"}  # as torchtitan compiles
+_LAYERS = {"output": "lm_head"}  # torchtitan's names of the zoo's layers
 _AMP = {
     "bf16": {"workload.precision": "amp-bf16"},
     "fp16": {"workload.precision": "amp-fp16"},
@@ -65,7 +66,7 @@ def _degree(values: Mapping[str, Any], kind: str, usual: int) -> int:
 
 
 def _titan(values: Mapping[str, Any]) -> Settings:
-    settings = _checkpoints(values)
+    settings = _checkpoints(values) | _float8(values)
     model = str(values.get("model.name")).lower(), str(values.get("model.flavor")).lower()
     if model in _MODELS:
         settings["workload.model"] = _MODELS[model]
@@ -102,6 +103,29 @@ def _checkpoints(values: Mapping[str, Any]) -> Settings:
     raise NotModelledError(f"activation_checkpoint.selective_ac_option: {option}")
 
 
+def _float8(values: Mapping[str, Any]) -> Settings:
+    """Where model.converters names it; its options are in a section of the same name."""
+    asked = values.get("model.converters") or []
+    names = [asked] if isinstance(asked, str) else list(asked)
+    known = {"float8", "quantize.linear.float8", "quantize.dense.float8"}
+    if not names or names == [""]:
+        return {}
+    if len(names) > 1 or names[0] not in known:
+        raise NotModelledError(f"model.converters: {asked} (float8 alone)")
+    at = f"{names[0]}."
+    recipe = str(values.get(f"{at}recipe_name") or "tensorwise")
+    if recipe not in ("tensorwise", "rowwise"):
+        raise NotModelledError(f"{at}recipe_name: {recipe} (tensorwise or rowwise)")
+    skipped = values.get(f"{at}filter_fqns") or []
+    listed = skipped.split(",") if isinstance(skipped, str) else map(str, skipped)
+    skip = [_LAYERS.get(each, each) for each in listed]
+    gathers = values.get(f"{at}enable_fsdp_float8_all_gather") is True
+    scales = values.get(f"{at}precompute_float8_dynamic_scale_for_fsdp") is True
+    options: Settings = {"recipe": recipe, "skip": skip, "all_gather": gathers}
+    options["precompute_scales"] = scales
+    return {"workload.float8": {key: value for key, value in options.items() if value}}
+
+
 _TITAN: dict[str, Rule] = {
     "training.local_batch_size": copied("workload.batch_per_rank"),
     "training.batch_size": copied("workload.batch_per_rank"),
@@ -135,7 +159,6 @@ _TITAN: dict[str, Rule] = {
     "activation_checkpoint.early_stop": only("false"),
     "compile.enable": chosen({"true": _BLOCKS, "false": {}}),
     "compile.*": IDLE,
-    "model.converters": only("", instead="float8 products"),
     "model.*": IDLE,  # _titan
     "optimizer.early_step_in_backward": only("false"),
     "optimizer.*": IDLE,  # _titan
