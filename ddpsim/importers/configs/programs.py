@@ -67,6 +67,7 @@ def _degree(values: Mapping[str, Any], kind: str, usual: int) -> int:
 
 def _titan(values: Mapping[str, Any]) -> Settings:
     settings = _checkpoints(values) | _float8(values)
+    settings |= _clips(values.get("training.max_norm", 1.0)) or {}
     model = str(values.get("model.name")).lower(), str(values.get("model.flavor")).lower()
     if model in _MODELS:
         settings["workload.model"] = _MODELS[model]
@@ -131,7 +132,7 @@ _TITAN: dict[str, Rule] = {
     "training.batch_size": copied("workload.batch_per_rank"),
     "training.global_batch_size": only("-1", instead="ddp.accumulation_steps"),
     "training.seq_len": copied("workload.seq_len"),
-    "training.max_norm": _clips,
+    "training.max_norm": IDLE,  # _titan
     "training.compile": chosen({"true": _BLOCKS, "false": {}}),
     "training.enable_cpu_offload": chosen(
         {"true": {"ddp.fully_shard.offload_policy": "CPUOffloadPolicy"}, "false": {}}
@@ -152,16 +153,27 @@ _TITAN: dict[str, Rule] = {
         only("1", instead=_REPLICA),
     ),
     "parallelism.enable_async_tensor_parallel": only("false", instead=_REPLICA),
-    "parallelism.*": IDLE,  # of what the degrees above switch on
+    **dict.fromkeys(  # of what the degrees above switch on
+        (
+            *("parallelism.pipeline_parallel_*", "parallelism.module_fqns_per_model_part"),
+            *("parallelism.context_parallel_*", "parallelism.expert_*"),
+            "parallelism.disable_loss_parallel",
+        ),
+        IDLE,
+    ),
     "activation_checkpoint.mode": only("none", "full", "selective"),  # _titan
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": IDLE,
     "activation_checkpoint.selective_ac_option": IDLE,  # _checkpoints
     "activation_checkpoint.early_stop": only("false"),
     "compile.enable": chosen({"true": _BLOCKS, "false": {}}),
-    "compile.*": IDLE,
-    "model.*": IDLE,  # _titan
+    **dict.fromkeys(("compile.components", "compile.backend"), IDLE),
+    **dict.fromkeys(("model.name", "model.flavor", "model.converters"), IDLE),  # _titan
+    **dict.fromkeys(("model.tokenizer_path", "model.hf_assets_path"), IDLE),
+    **dict.fromkeys(("model.print_after_conversion", "model.norm_type"), IDLE),
     "optimizer.early_step_in_backward": only("false"),
-    "optimizer.*": IDLE,  # _titan
+    **dict.fromkeys(("optimizer.name", "optimizer.implementation"), IDLE),  # _titan
+    **dict.fromkeys(("optimizer.lr", "optimizer.beta*", "optimizer.eps"), IDLE),
+    "optimizer.weight_decay": IDLE,
     **dict.fromkeys(("float8.*", "quantize.*", "mx.*"), IDLE),  # of model.converters
     **dict.fromkeys(("job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*"), IDLE),
     **dict.fromkeys(("comm.*", "experimental.*", "validation.*", "fault_tolerance.*"), IDLE),
