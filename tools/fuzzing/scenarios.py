@@ -128,6 +128,7 @@ def main(count: int, seed: int) -> None:
     """Print the table."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGVTALRM, too_long)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     chance = random.Random(seed)  # noqa: S311 -- no secret
     schema = Scenario.model_json_schema(by_alias=True)
     known = [each for each in keys(schema, schema) if each[0] not in ("schema", "name")]
