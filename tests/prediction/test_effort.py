@@ -30,7 +30,7 @@ def test_a_usual_answer_says_nothing(run: dict[str, Any]) -> None:
 
 def test_a_long_loop_is_told() -> None:
     """Its period is a thousand steps, all of which differ."""
-    told = long_answer(resolve(scenario(NOISY, read_loss_every=2000)))
+    told = long_answer(resolve(scenario(NOISY, read_loss_every=1000)))
     assert told is not None
     assert "of memory: steps of" in told
     assert "on 16 ranks" in told
