@@ -95,8 +95,15 @@ class Optimizer(Spec):
         0.0, description="weight decay, any optimizer"
     )
 
+    state_bits: Literal[32, 8] = Field(
+        32, description="8: moments in one byte, as AdamW8bit of bitsandbytes and torchao have them"
+    )
+
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Optimizer:
+        if self.state_bits == 8 and (self.name == "sgd" or self.fused):
+            told = "8 is modelled of adam and adamw, with a kernel of its own; drop fused"
+            raise fail(told, "state_bits")
         if self.momentum and self.name != "sgd":
             raise fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
         return self

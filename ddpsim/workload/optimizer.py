@@ -2,7 +2,8 @@
 
 Bytes per fp32 element by operation: fused SGD 12 (momentum 20), fused Adam 28; foreach (torch's
 default on a GPU) SGD add 12, weight decay 12, momentum 20; Adam 72, weight decay 12, AdamW's 8.
-Source: torch 2.13 torch/optim/{sgd,adam}.py, counted operation by operation.
+Source: torch 2.13 torch/optim/{sgd,adam}.py, counted operation by operation. Moments in one byte
+are read and written with gradient and parameter by one kernel a parameter.
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ _HOST_ALONE_S = {
 _HOST_FUNCTIONAL_S = {"sgd": 3e-6, "adam": 15e-6}
 # multi_tensor_apply takes 30 to 110 tensors a launch, by depth: assumed 64
 TENSORS_PER_LAUNCH = 64
+_SMALLEST, _SCALED = 4096, 256  # elements: of a parameter with moments in one byte, of a scale's
 
 
 def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
     """Device time of one step over all parameters, and its kernel launches."""
     _, operations = _bytes_and_operations(optimizer)
     launches = operations * math.ceil(len(parameters) / TENSORS_PER_LAUNCH)
+    if optimizer.state_bits == 8:
+        launches = len(parameters)  # a kernel each
     moved_s = moved_bytes(optimizer, parameters) / device.optimizer_bytes_per_s
     host_s = 0.0 if device.kind == "cpu" else _host_s(optimizer) * len(parameters)
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)
@@ -72,6 +76,9 @@ def _of_one(optimizer: Optimizer, device_s: float, device: Device, host_s: float
 
 def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
     """Bytes that one step reads and writes."""
+    if optimizer.state_bits == 8:  # gradient and parameter, and the state there and back
+        read_and_written = 2 * optimizer_state_bytes(optimizer, parameters)
+        return read_and_written + 3 * sum(parameter.size_bytes for parameter in parameters)
     per_element, _ = _bytes_and_operations(optimizer)
     return per_element * sum(parameter.size_bytes for parameter in parameters) / 4
 
@@ -86,8 +93,20 @@ def _kind(optimizer: Optimizer) -> tuple[str, bool]:
 
 def optimizer_state_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> int:
     """Bytes of the optimizer's own tensors: momentum, or Adam's two moments."""
+    if optimizer.state_bits == 8:
+        return 2 * sum(map(_small_moment_bytes, parameters))
     copies = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
     return copies * sum(parameter.size_bytes for parameter in parameters)
+
+
+def _small_moment_bytes(parameter: Parameter) -> int:
+    """A moment in one byte, a float32 scale for each block, and the values of the 256 codes.
+
+    Source: torchao 0.18 optim/adam.py and subclass_8bit.py.
+    """
+    if parameter.numel < _SMALLEST or parameter.numel % _SCALED:
+        return parameter.size_bytes
+    return parameter.numel + 4 * (parameter.numel // _SCALED) + 4 * 256
 
 
 def _bytes_and_operations(optimizer: Optimizer) -> tuple[int, int]:

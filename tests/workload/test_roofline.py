@@ -351,3 +351,19 @@ def test_stretched_times() -> None:
         longer = model.stretched(2)
         assert total_s(longer.backward) == pytest.approx(2 * total_s(model.backward))
         assert longer.host_s == pytest.approx(host * model.host_s)
+
+
+def test_moments_of_one_byte_take_what_torchao_makes() -> None:
+    """Bytes of a moment that torchao 0.18's AdamW8bit makes, by hand; the others are of float32."""
+    optimizer = Optimizer(name="adamw", state_bits=8)
+    sizes = ((100, 400), (257000, 1028000), (64 * 64, 5184), (512 * 300, 157024))
+    for numel, moment_bytes in sizes:
+        parameter = Parameter("a", numel, "float32")
+        assert optimizer_state_bytes(optimizer, [parameter]) == 2 * moment_bytes
+    device = load_scenario("scenarios/checkpointing.yaml").cluster.device
+    whole, small = (
+        optimizer_work(Optimizer(name="adamw", state_bits=bits), [parameter] * 3, device)
+        for bits in (32, 8)
+    )
+    assert small.device_s < whole.device_s / 2
+    assert small.kernels == 3
