@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from calibrate.capture.document import (
     Columns,
     Document,
+    Steps,
     StructureChanges,
     parameter_columns,
     same_structure,
@@ -33,6 +36,7 @@ __all__ = ["capture"]
 
 _FIT_BATCHES = (2, 3)
 _CHECK_BATCH = 5
+_ALWAYS: tuple[Recorded, ...] = ("fp32", "amp")  # "half": where the code runs in it
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,12 @@ class _Recorder:
                         made.forward()
                 with without_values():
                     self.steps[point] = {
-                        precision: record(made.model, loss, precision)
-                        for precision in get_args(Recorded)
+                        precision: record(made.model, loss, precision) for precision in _ALWAYS
                     }
+            in_half = made._replace(inputs=tree_map_only(Tensor, _in_half, made.inputs))
+            halved = partial(_loss, self.source.title, in_half)
+            with suppress(Exception), without_values():  # code may make float32 of its own
+                self.steps[point]["half"] = record(made.model, halved, "half")
             inputs = tensors(made.inputs)
             self.input_bytes[point] = sum(one.numel() * one.element_size() for one in inputs)
         return self.steps[point]
@@ -131,8 +138,12 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     columns = Columns(list(recorded))
     steps = {
         precision: step_columns(columns, {at: step[precision] for at, step in recorded.items()})
-        for precision in get_args(Recorded)
+        for precision in _ALWAYS
     }
+    with suppress(KeyError, StructureChanges, Inexact):
+        halves = {at: step["half"] for at, step in recorded.items()}
+        if _order(halves) == _order({at: step["fp32"] for at, step in recorded.items()}):
+            steps["half"] = step_columns(columns, halves)
     input_bytes = columns.figure(tuple(recorder.input_bytes[point] for point in points))
     first, model = recorder.at(points[0])["fp32"], recorder.model
     if model is None:
@@ -163,6 +174,17 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
         "steps": steps,
         **columns.document(),
     }
+
+
+def _in_half(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+
+
+def _order(steps: Steps) -> list[Any]:
+    """What a document says once for all of a model's steps."""
+    return [
+        (one.modules, one.ready, [block.name for block in one.blocks]) for one in steps.values()
+    ]
 
 
 def _size(source: Source, free: _Range, reason: str) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ _CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch 2.1 and late
 
 __all__ = ["Recorded", "Recording", "record", "trained_parameters"]
 
-Recorded = Literal["fp32", "amp"]
+Recorded = Literal["fp32", "amp", "half"]
 Row = list[Operator]
 
 
@@ -79,24 +79,41 @@ class _Recorder(Shapes):  # type: ignore[no-untyped-call, unused-ignore]
 def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) -> Recording:
     """Run one training step on shapes; `loss()` runs the forward and the loss.
 
-    `precision`: "fp32" as the code says; "amp" under autocast to bfloat16. The model's parameters
-    lose their memory. What torch.compile wraps is recorded as it would run without.
+    `precision`: "fp32" as the code says; "amp" under autocast to bfloat16; "half" as the code says,
+    with parameters and buffers in bfloat16, which `loss` takes as inputs then. The model's
+    parameters lose their memory. What torch.compile wraps is recorded as it would run without.
     """
     drop_memory(model)
-    step = _Step(model)
     eager = torch.compiler.set_stance("force_eager")
-    with eager, cuda_operators(), step.hooked(), step.recorder:
-        is_amp = precision == "amp"
-        with (
-            torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
-            torch.autocast("cuda", torch.bfloat16, enabled=True) if is_amp else nullcontext(),
-        ):
-            result = loss()
-        step.end_forward()
-        torch.autograd.backward(result)
-        step.recording.backward.append(step.recorder.cut())
-    model.zero_grad(set_to_none=True)
-    return step.done()
+    with _in_half(model) if precision == "half" else nullcontext(), eager, cuda_operators():
+        step = _Step(model)
+        with step.hooked(), step.recorder:
+            is_amp = precision == "amp"
+            with (
+                torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
+                torch.autocast("cuda", torch.bfloat16, enabled=True) if is_amp else nullcontext(),
+            ):
+                result = loss()
+            step.end_forward()
+            torch.autograd.backward(result)
+            step.recording.backward.append(step.recorder.cut())
+        model.zero_grad(set_to_none=True)
+        return step.done()
+
+
+@contextmanager
+def _in_half(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers without memory, those of float32 in bfloat16."""
+    both = (*model.parameters(), *model.buffers())
+    wide = [tensor for tensor in both if tensor.dtype == torch.float32]
+    for tensor in wide:
+        tensor.data = tensor.data.bfloat16()
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        for tensor in wide:
+            tensor.data = tensor.data.float()
 
 
 class _Step:

@@ -46,7 +46,7 @@ LEVEL = 0.8
 # what holds four in five measured steps, each predicted by those of other publishers, by kind of
 # model; and of a device of which only its peaks are known (docs/validation.md, section 3)
 ROOFLINE = {
-    "convolutional": Uncertainty(0.16, "the error of 189 measured steps, by other publishers'"),
+    "convolutional": Uncertainty(0.15, "the error of 189 measured steps, by other publishers'"),
     "attention": Uncertainty(0.12, "the error of 181 measured steps, by other publishers'"),
 }
 # of a device of which at least so many steps are measured, what holds four in five of models whose

@@ -8,7 +8,7 @@ takes the place of the fused one that was captured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
@@ -44,15 +44,17 @@ def zoo_model(
 ) -> Model:
     """A captured model (schema `ddpsim.model/2`) on a device; raises InputError.
 
-    `half_weights`: they are half already where the model is called, so that autocast casts none.
+    `half_weights`: they are half already where the model is called: see `step_of`.
     `knows_outputs`: with what each work of the forward hands on. `gathers_frozen`: parameters that
     are not trained are shared out with the others, as sharded modules have them.
     """
     arithmetic = arithmetic_of(workload.precision, device)
+    if half_weights:
+        arithmetic = replace(arithmetic, casts=False)
     batch, x = workload.batch_per_rank, input_size_of(table, workload)
     check_options(table, workload)
     parameters = read_parameters(table["parameters"], workload.precision)
-    step = step_of(table, workload.precision, batch, x, casts_weights=not half_weights)
+    step = step_of(table, workload.precision, batch, x, half_weights=half_weights)
     outputs, flops = tuple(outputs_of(step.forward)), sum(one.flops for r in step.rows for one in r)
     linears = _float8_linears(table, workload, device)
     if linears:

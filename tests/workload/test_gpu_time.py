@@ -72,13 +72,12 @@ def test_a_last_wave_of_blocks_counts() -> None:
 
 @pytest.mark.parametrize(("name", "cost"), [("a100-sxm-80gb", 1.5), ("h100-sxm-80gb", 5.0)])
 def test_rows_that_do_not_begin_at_16_bytes_take_longer(name: str, cost: float) -> None:
-    pricing = time_of(
-        device=device_of(name), shapes=FREE._replace(unaligned=1.5, unaligned_hopper=5.0)
-    )
+    told = {"device": device_of(name), "shapes": FREE._replace(unaligned=1.5, unaligned_hopper=5.0)}
+    pricing, wide = time_of(**told), time_of("tf32", **told)
     odd = PRODUCT._replace(n=SIDE - 1)
     assert pricing.seconds(odd) / pricing.seconds(PRODUCT) == pytest.approx(cost)
-    four = pricing.seconds(odd._replace(n=SIDE - 4, item_bytes=4))  # float32 and TF32
-    assert four == pytest.approx(pricing.seconds(PRODUCT))
+    four = wide.seconds(odd._replace(n=SIDE - 4, item_bytes=4))  # float32 and TF32
+    assert four == pytest.approx(wide.seconds(PRODUCT._replace(item_bytes=4)))
 
 
 def test_thin_products_waste_a_part_of_their_tiles() -> None:

@@ -8,6 +8,8 @@ without biases, with fused attention and a head that is the embedding.
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +23,17 @@ from ddpsim.workload.operators import Kind, Operator
 from ddpsim.workload.zoo.gpu_time import GpuTime
 from held_out.rows import OnDevice, Row, preset
 
-__all__ = ["LanguageRow", "language_rows"]
+__all__ = [
+    "MODELS",
+    "LanguageRow",
+    "LanguageStep",
+    "language_models",
+    "language_rows",
+    "language_steps",
+]
 
-FILE = (
-    Path(__file__).resolve().parent.parent.parent
-    / "tests"
-    / "data"
-    / "published-language-steps.csv"
-)
+_DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+FILE, MODELS = _DATA / "published-language-steps.csv", _DATA / "mpt-models.json.gz"
 _WORDS = 50368  # GPT-NeoX's, padded
 _HALF, _FULL = 2, 4  # bytes
 _ADAM_BYTES = 80  # of a parameter in a step of AdamW, tensor by tensor
@@ -92,12 +97,24 @@ class LanguageRow(Row):
 @cache
 def language_rows() -> tuple[LanguageRow, ...]:
     """All rows."""
+    return tuple(map(_row, language_steps()))
+
+
+def language_steps() -> list[LanguageStep]:
+    """What was published."""
     lines = [line for line in FILE.read_text("utf-8").splitlines() if not line.startswith("#")]
-    return tuple(_row(values) for values in csv.DictReader(lines))
+    return list(map(_step, csv.DictReader(lines)))
 
 
-def _row(values: dict[str, str]) -> LanguageRow:
-    step = LanguageStep(
+@cache
+def language_models() -> dict[int, dict[str, Any]]:
+    """The models by width, as `held_out.mpt` captured them."""
+    tables = json.loads(gzip.decompress(MODELS.read_bytes()))
+    return {int(width): table for width, table in tables.items()}
+
+
+def _step(values: dict[str, str]) -> LanguageStep:
+    return LanguageStep(
         *(int(values[key]) for key in ("width", "layers", "heads", "seq_len", "gpus")),
         values["device"],
         int(values["micro_batch"]),
@@ -105,6 +122,9 @@ def _row(values: dict[str, str]) -> LanguageRow:
         values["checkpointing"] == "yes",
         float(values["tokens_per_s"]),
     )
+
+
+def _row(step: LanguageStep) -> LanguageRow:
     seconds = step.micro_batch * step.seq_len / step.tokens_per_s
     name = f"mpt {step.parameters / 1e9:.1f}B {step.seq_len}"
     told = ("llm-foundry", name, step.device, "bf16", step.micro_batch, "language model", "")

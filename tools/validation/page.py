@@ -14,6 +14,7 @@ from held_out.errors import (
     published_operators,
     usual_efficiency_errors,
 )
+from held_out.sharded_steps import levels_table
 from held_out.user_jobs import deepspeed_steps, shared_weight_steps, steps_table
 from published_steps import rms
 
@@ -81,6 +82,7 @@ def _figures() -> dict[str, str]:
         "HELD_OUT": held_out_table(),
         "REGIMES": regimes_table(),
         "PUBLISHERS": publishers_table(),
+        "LANGUAGE_STEPS": levels_table(),
         **_sigmas(),
         "CLUSTER_FAILURES": published_runs.failures_table(),
         "CLUSTER_LEVELS": published_runs.failures_summary(),

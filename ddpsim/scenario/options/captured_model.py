@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,8 +21,7 @@ _MOST_BYTES = 64 * 2**20  # of a file; one of 70 billion parameters takes a tent
 _Place = Annotated[int, Field(ge=0)]
 _Figure = Annotated[float, Field(ge=-1e24, le=1e24)]
 _FIGURES = 10  # of an operator, its kind apart
-_Recorded = Literal["fp32", "amp"]
-_RECORDED: tuple[_Recorded, ...] = get_args(_Recorded)
+_ALWAYS: tuple[Literal["fp32", "amp"], ...] = ("fp32", "amp")
 
 
 class _Part(BaseModel):
@@ -94,7 +93,7 @@ class _Captured(_Part):
     forward_modules: list[str]
     blocks: list[str]
     input_bytes: _Place
-    steps: dict[_Recorded, _Step] = Field(min_length=2)
+    steps: dict[Literal["fp32", "amp", "half"], _Step]
     polynomials: list[Annotated[list[_Figure], Field(max_length=6)]]
     operators: list[list[str | int]]
     rows: list[list[_Place]]
@@ -114,8 +113,11 @@ class _Captured(_Part):
             _within(figures, len(self.polynomials), "operators")
         for row in self.rows:
             _within(row, len(self.operators), "rows")
-        for name in _RECORDED:
-            self._check_step(name, self.steps[name])
+        for key in _ALWAYS:
+            if key not in self.steps:
+                raise ValueError(f"steps: {key} is missing")
+        for name, step in self.steps.items():
+            self._check_step(name, step)
         return self
 
     def _check_step(self, name: str, step: _Step) -> None:

@@ -234,11 +234,11 @@ class GpuTime:
         return float((flops_s**power + bytes_s**power) ** (1 / power))
 
     def _rate_of(self, one: Operator) -> Rate:
-        """Of what autocast leaves in fp32 that rate, where the device has one."""
+        """Of what is left in fp32 that rate, where the device has one."""
         if one.kind == "product" and one.item_bytes == 1:
             return "fp8"
-        is_left = self.casts and one.item_bytes > 2 and "fp32" in self.device.peak_flops_per_s
-        if is_left:
+        is_left = self.rate in ("fp16", "bf16") and one.item_bytes > 2
+        if is_left and "fp32" in self.device.peak_flops_per_s:
             return "fp32"
         return self.convolution_rate if one.kind in _CONVOLUTIONS else self.rate
 

@@ -52,48 +52,40 @@ class Step(NamedTuple):
 
 
 def step_of(
-    table: dict[str, Any], precision: Precision, batch: int, x: int, *, casts_weights: bool = True
+    table: dict[str, Any], precision: Precision, batch: int, x: int, *, half_weights: bool = False
 ) -> Step:
     """The step of a table (schema `ddpsim.model/2`) in a precision.
 
-    Of bf16 weights it is the float32 step with half the bytes. `casts_weights`: autocast casts
-    them; not where they are half already.
+    `half_weights`: they are half already where the model is called, as under bf16, so that
+    activations are too, and autocast casts nothing. Of a model whose code does not run so it is the
+    float32 step with half the bytes.
     """
-    recorded = "amp" if precision.startswith("amp") else "fp32"
-    scale = 0.5 if precision == "bf16" else 1.0
-    polynomials, listed = table["polynomials"], table["operators"]
-    values = [_value(polynomial, batch, x) for polynomial in polynomials]
-    operators = [Operator(kind, *(values[place] for place in places)) for kind, *places in listed]
+    recorded, scale = "amp" if precision.startswith("amp") else "fp32", 1.0
+    if half_weights or precision == "bf16":
+        recorded = "half"
+        if "half" not in table["steps"]:
+            recorded, scale = "fp32", 0.5
+    values = [_value(polynomial, batch, x) for polynomial in table["polynomials"]]
+    operators = [
+        Operator(kind, *(values[place] for place in places)) for kind, *places in table["operators"]
+    ]
     if scale != 1.0:
         operators = [_scaled(one, scale) for one in operators]
-    dropped = set[int]()
-    if recorded == "amp" and not casts_weights:
-        dropped = {i for i, one in enumerate(listed) if _casts_weight(one, polynomials)}
-    step, plain = table["steps"][recorded], table["steps"]["fp32"]
-
-    def of(row: Sequence[int]) -> Row:
-        """A row's operators."""
-        return tuple(operators[i] for i in row if i not in dropped)
+    rows = [tuple(operators[i] for i in row) for row in table["rows"]]
+    step = table["steps"][recorded]
 
     def kept(key: str) -> tuple[float, ...]:
-        """Bytes, without what autocast keeps of weights where it casts none."""
-        found = [values[place] * scale for place in step[key]]
-        if dropped:
-            pairs = zip(step[key], plain[key], strict=True)
-            casts = (_fixed(polynomials[a]) - _fixed(polynomials[b]) for a, b in pairs)
-            found = [value - cast for value, cast in zip(found, casts, strict=True)]
-        return tuple(found)
+        return tuple(values[place] * scale for place in step[key])
 
-    rows = [of(row) for row in table["rows"]]
-    places = step["forward"]
+    forward = tuple(rows[place] for place in step["forward"])
     return Step(
-        tuple(rows[place] for place in places),
+        forward,
         tuple(rows[place] for place in step["backward"]),
         kept("saved_bytes")[0],
         kept("own_bytes"),
         kept("others_bytes"),
         tuple(
-            (row, of(table["rows"][places[row]][:count]) if row < len(places) else ())
+            (row, forward[row][:count] if row < len(forward) else ())
             for row, count in step["rerun"]
         ),
         values[table["input_bytes"]],
@@ -123,15 +115,3 @@ def _scaled(one: Operator, scale: float) -> Operator:
         bytes_written=one.bytes_written * scale,
         item_bytes=one.item_bytes * scale,
     )
-
-
-def _casts_weight(operator: list[Any], polynomials: list[list[float]]) -> bool:
-    """Whether it copies as much at every batch into half the bytes, or back."""
-    kind, read, written = operator[0], polynomials[operator[-3]], polynomials[operator[-2]]
-    if kind != "copy" or len(read) != 1 or len(written) != 1:
-        return False
-    return read[0] in (2 * written[0], written[0] / 2)
-
-
-def _fixed(polynomial: list[float]) -> float:
-    return float(polynomial[0]) if polynomial else 0.0

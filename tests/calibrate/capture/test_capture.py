@@ -128,7 +128,7 @@ def test_the_batch_and_the_size_stay_free(source: Callable[..., Source]) -> None
     assert document["batch"] is None
     assert document["size"] | {"min": 8, "max": 32, "multiple_of": 1} == document["size"]
     made = source("sized").make(7, 19)
-    for name, precision in (("fp32", "fp32"), ("amp", "amp-bf16")):
+    for name, precision in (("fp32", "fp32"), ("amp", "amp-bf16"), ("half", "bf16")):
         told = step_of(document, precision, 7, 19)  # type: ignore[arg-type]
         real = record(made.model, made.forward, name)  # type: ignore[arg-type]
         assert [list(row) for row in told.rows] == [*real.forward, *real.backward]

@@ -1,0 +1,159 @@
+"""Published steps of language models under FSDP, each as a whole job: its time, and what fits.
+
+Constants are those that other publishers' steps set; communication is that of the machine's preset.
+MPT is the captured model. Llama 8B is the zoo's; torchtitan's own code checkpoints some operators,
+which is taken as whole blocks here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from ddpsim.prediction.api import load_scenario, predict
+from ddpsim.result.model import Result
+from ddpsim.scenario.schema import Scenario
+from held_out.efficiency import Place, chip_of
+from held_out.errors import constants
+from held_out.language_steps import language_models, language_rows
+
+__all__ = ["Judged", "judged_steps", "levels_table"]
+
+FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "published-sharded-steps.csv"
+_MACHINES = {"h100-sxm-80gb": "dgx-h100", "a100-sxm-80gb": "dgx-a100"}
+
+
+class Job(NamedTuple):
+    """A published step; `model`: the width of an MPT, or a name of the zoo."""
+
+    publisher: str
+    model: str
+    seq_len: int
+    gpus: int
+    device: str
+    micro_batch: int
+    accumulation: int
+    checkpointing: bool
+    step_s: float
+
+
+class Judged(NamedTuple):
+    """A job, and what is predicted of it without its publisher."""
+
+    job: Job
+    predicted_s: float
+    low_s: float
+    high_s: float
+    needs_bytes: int
+    fits: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, minus 1."""
+        return self.predicted_s / self.job.step_s - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the 80 % interval holds the step."""
+        return self.low_s <= self.job.step_s <= self.high_s
+
+
+def _jobs() -> Iterator[Job]:
+    for row in language_rows():
+        step, model = row.step, str(row.step.width)
+        seconds = step.accumulation * row.step_s
+        yield Job(
+            *(row.publisher, model, step.seq_len, step.gpus, step.device, step.micro_batch),
+            *(step.accumulation, step.checkpointing, seconds),
+        )
+    lines = [line for line in FILE.read_text("utf-8").splitlines() if not line.startswith("#")]
+    for values in csv.DictReader(lines):
+        yield Job(
+            *(values["source"], values["model"], int(values["seq_len"]), int(values["gpus"])),
+            *(values["device"], int(values["micro_batch"]), int(values["accumulation"])),
+            *(values["checkpointing"] == "yes", float(values["step_s"])),
+        )
+
+
+@cache
+def judged_steps(every: int = 1) -> tuple[Judged, ...]:
+    """All of them, or one in so many."""
+    with TemporaryDirectory() as folder:
+        for width, table in language_models().items():
+            (Path(folder) / f"{width}.json").write_text(json.dumps(table), "utf-8")
+        return tuple(_judged(job, Path(folder)) for job in islice(_jobs(), 0, None, every))
+
+
+def _judged(job: Job, folder: Path) -> Judged:
+    result = _predicted(_scenario(job, folder), job)
+    interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
+    if interval is None:
+        raise ValueError("an estimate has an interval")
+    edges = interval.low, interval.high
+    return Judged(job, result.iteration_time_s.mean, *edges, memory.total, memory.fits)
+
+
+def _scenario(job: Job, folder: Path) -> Scenario:
+    """FSDP1 as llm-foundry calls it, which reduces each micro-batch; torchtitan's FSDP2."""
+    is_mpt = job.publisher == "llm-foundry"
+    strategy = "fsdp1" if is_mpt else "fully_shard"
+    types = {"param": "bfloat16", "reduce": "bfloat16" if is_mpt else "float32"}
+    workload = {
+        "model": str(folder / f"{job.model}.json") if is_mpt else job.model,
+        "batch_per_rank": job.micro_batch,
+        "seq_len": job.seq_len,
+        "precision": "amp-bf16",
+        "optimizer": {"name": "adamw", "weight_decay": 0.01, "fused": not is_mpt},
+        "checkpointing": "full" if job.checkpointing else "none",
+    }
+    ddp: dict[str, Any] = {"strategy": strategy, strategy: {"mixed_precision": types}}
+    if job.accumulation > 1:
+        ddp |= {"accumulation_steps": job.accumulation, "no_sync": False}
+    machine = _MACHINES.get(job.device)
+    where = {"machine": machine} if machine else {"device": job.device, "gpus_per_node": 8}
+    cluster = where | {"nodes": job.gpus // 8}
+    told = {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
+    return load_scenario(told)
+
+
+def _predicted(scenario: Scenario, job: Job) -> Result:
+    """On a device with what other publishers' steps say of its GPU."""
+    reached = constants(job.publisher).reached.of(Place(chip_of(job.device), "half"))
+    device = scenario.cluster.device
+    update = {"matmul_efficiency": dict.fromkeys(device.peak_flops_per_s, reached)}
+    cluster = scenario.cluster.model_copy(update={"device": device.model_copy(update=update)})
+    return predict(scenario.model_copy(update={"cluster": cluster}))
+
+
+def levels_table() -> str:
+    """By kind of job: how many, median error, bias, the worst, coverage, and how many fit."""
+    lines = ["| steps | number | median | bias | worst | 80 % interval holds | said to fit |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    kinds = {
+        "MPT, blocks not checkpointed": lambda job: job.model.isdigit() and not job.checkpointing,
+        "MPT, checkpointed": lambda job: job.model.isdigit() and job.checkpointing,
+        "Llama 3.1 8B (torchtitan)": lambda job: not job.model.isdigit(),
+        "all": lambda _: True,
+    }
+    for name, is_such in kinds.items():
+        found = [judged for judged in judged_steps() if is_such(judged.job)]
+        errors = [judged.error for judged in found]
+        lines.append(
+            f"| {name} | {len(found)} | {median(map(abs, errors)):.1%} | {median(errors):+.1%} "
+            f"| {max(errors, key=abs):+.0%} | {fmean(one.is_covered for one in found):.0%} "
+            f"| {sum(one.fits for one in found)} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for one in judged_steps():
+        print(f"{one.error:+6.1%} {one.is_covered:d} {one.needs_bytes / 1e9:6.1f} GB {one.job}")
+    print(levels_table())
