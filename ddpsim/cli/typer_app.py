@@ -27,9 +27,8 @@ __all__ = [
 _SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
 _Parsed = TypeVar("_Parsed")
 
-_HELP = """Predict PyTorch DDP step time before you book the GPUs.
-
-\b
+_HELP = """\b
+Predict PyTorch DDP step time before you book the GPUs.
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
   ddpsim diagnose scenario.yaml --measured "95 ms"     why is my real job slow?

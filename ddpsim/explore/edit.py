@@ -20,16 +20,20 @@ def edited(text: str, settings: Iterable[str]) -> str:
 
     The text is one mapping, and the settings are right, as `Document.changed` has found.
     """
+    tree = _yaml().load(StringIO(text))
+    for setting in settings:
+        key, value = Setting.parse(setting)
+        _set(tree, key.split("."), _yaml().load(StringIO(value)))
+    written = StringIO()
+    _yaml().dump(tree, written)
+    return written.getvalue()
+
+
+def _yaml() -> YAML:
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
     yaml.width = 100
-    tree = yaml.load(StringIO(text))
-    for setting in settings:
-        key, value = Setting.parse(setting)
-        _set(tree, key.split("."), YAML(typ="rt", pure=True).load(StringIO(value)))
-    written = StringIO()
-    yaml.dump(tree, written)
-    return written.getvalue()
+    return yaml
 
 
 def _set(tree: CommentedMap, path: list[str], value: Any) -> None:

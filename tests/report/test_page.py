@@ -91,7 +91,7 @@ def test_names_are_only_text(board: Storyboard) -> None:
     assert found.title == EVIL
     assert EVIL in found.words
     assert not found.of("img")
-    assert len(found.scripts) == 3
+    assert len(found.scripts) == 4
 
 
 def test_names_of_devices_are_only_text() -> None:
@@ -111,7 +111,7 @@ def test_names_of_devices_are_only_text() -> None:
     )
     assert f"Held up by node 1's {EVIL}" in found.words
     assert not found.of("img")
-    assert len(found.scripts) == 3
+    assert len(found.scripts) == 4
 
 
 def test_what_cannot_be_simulated_is_named(measured: Storyboard) -> None:

@@ -213,9 +213,8 @@
     interval.textContent = byId("interval")?.textContent ?? "";
     byId("facts").replaceChildren(...now.facts.map((fact) => make("div", {},
       make("dt", { textContent: fact.name }),
-      make("dd", { textContent: fact.text, className: fact.key === "step" ? "main" : "" }),
-      ...(fact.key === "step" ? [interval] : []),
-      make("small", { textContent: against(fact) }))));
+      make("dd", {}, make("span", { textContent: fact.text, className: fact.key === "step" ? "main" : "" }),
+        ...(fact.key === "step" ? [interval] : []), make("small", { textContent: against(fact) })))));
     byId("bottleneck").replaceChildren(make("strong", { textContent: `Bottleneck: ${now.bottleneck.kind}. ` }), `${now.bottleneck.text}.`);
     byId("warnings").replaceChildren(...now.warnings.map((words) => make("p", { className: "warning", textContent: words })));
   };
@@ -233,7 +232,7 @@
     const cell = (tag, words, isText, properties = {}) => make(tag, { textContent: words, className: isText ? "words" : "", ...properties });
     const texts = head.map((title) => title === "names" || title === "basis" || title === "source");
     byId(id).replaceChildren(
-      make("thead", {}, make("tr", {}, ...head.map((title, i) => cell("th", title, texts[i], { scope: "col" })))),
+      make("thead", {}, make("tr", {}, ...head.map((title, i) => (title ? cell("th", title, texts[i], { scope: "col" }) : make("td"))))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((words, i) => (i ? (words instanceof Node ? words : cell("td", words, texts[i])) : cell("th", words, false, { scope: "row" })))))));
   };
   const bar = ({ share, colour, over, hatched }) => {
@@ -475,7 +474,6 @@
       byId(`tab-${name}`).addEventListener("click", () => choose(name));
       byId(`tab-${name}`).addEventListener("keydown", ({ key }) => { if (/Arrow(Left|Right)/.test(key)) { choose(other); byId(`tab-${other}`).focus(); } });
     }
-    byId("sliders").addEventListener("submit", (event) => event.preventDefault());
     let typing = 0;
     byId("yaml").addEventListener("input", () => {
       clearTimeout(typing);
