@@ -29,6 +29,7 @@ KeyPath = tuple[str | int, ...]
 _MOST_VALUES = 100_000
 _DEEPEST = 50
 _LARGEST_BYTES = 2**21
+_SHORT = 200  # letters; longer texts are whole scenarios, of which a page sends many
 
 # what the parser's words mean most often
 _YAML_HINTS = {
@@ -228,14 +229,18 @@ def read_text(path: Path) -> str:
 
 
 @lru_cache(maxsize=1024)
+def _value(text: str) -> Any:
+    """What a setting's text holds; a sweep asks for the values of its axes again and again."""
+    return _tree(text)
+
+
 def _tree(text: str) -> Any:
-    """What a text holds; a sweep asks for the values of its axes again and again."""
     return YAML(typ="rt", pure=True).load(StringIO(text))
 
 
 def _parse(name: str, text: str) -> Any:
     try:
-        return _tree(text)
+        return _value(text) if len(text) <= _SHORT else _tree(text)
     except DuplicateKeyError as error:
         _refuse(_mark(name, error), _duplicate(error))
     except MarkedYAMLError as error:
