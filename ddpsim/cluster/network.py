@@ -33,6 +33,11 @@ class Traffic:
     loader_share: Fraction = Fraction(0)
     loaders: int = 1
 
+    @property
+    def changes(self) -> bool:
+        """Whether it takes more of the network at some times than at others."""
+        return self.every_ns is not None or self.loader_share > 0
+
     def with_batches_in(self, batch_ns: int, usual_ns: int) -> Traffic:
         """The same samples to read, by loaders that make a batch in another time."""
         return replace(self, loader_share=self.loader_share * Fraction(usual_ns, batch_ns))

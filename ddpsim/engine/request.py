@@ -135,15 +135,23 @@ class Request:
         What ranks differ by for good does not.
         """
         noise = self.kept_deviations is not None or vary(self.slowdowns, self.stalls)
-        return noise or self.traffic != NO_TRAFFIC
+        return noise or self._traffic_varies
+
+    @cached_property
+    def _traffic_varies(self) -> bool:
+        """Steady traffic does not, but where a shaper's bucket fills in silence."""
+        if self.traffic == NO_TRAFFIC or self.traffic.changes:
+            return self.traffic.changes
+        return any(getattr(each, "burst_ns", 0) for each in self.program.transfers(self.cost))
 
     def without_variation(self) -> Request:
-        """The same job with all of its steps as calm as those of the warm-up, without traffic."""
+        """The same job with steps as calm as those of the warm-up, beside steady traffic alone."""
         if not self.varies:
             return self
         drawn = self.slowdowns
         lasting = None if drawn is None or (drawn[:, 0] == 1).all() else 0 * drawn + drawn[:, :1]
-        calm = replace(self, stalls=None, traffic=NO_TRAFFIC, kept_deviations=None)
+        traffic = NO_TRAFFIC if self._traffic_varies else self.traffic
+        calm = replace(self, stalls=None, traffic=traffic, kept_deviations=None)
         return replace(calm, slowdowns=lasting, sums=None if lasting is None else self.sums)
 
     def longer(self, warmup: int) -> Request:

@@ -244,7 +244,7 @@ def _lanes(requests: Sequence[Request], hosts: Sequence[Host]) -> Lanes:
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
 
     trials = [
-        Trial(host, each.cost, each.slowdowns, sums=each.sums)
+        Trial(host, each.cost, each.slowdowns, sums=each.sums, traffic=each.traffic)
         for host, each in zip(hosts, requests, strict=True)
     ]
     return Lanes(trials, requests[0].plan.period, counts=False, remembers=())

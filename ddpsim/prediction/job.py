@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.interference import InterferingCost
-from ddpsim.cluster.network import NO_TRAFFIC, Network
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import interfering
 from ddpsim.engine.noise import (
     KeptDeviations,
@@ -126,12 +126,15 @@ class Job:
         if loader:
             usual_ns, loader = loader.batch_ns, loader.stretched(data)
             traffic = traffic.with_batches_in(loader.batch_ns, usual_ns)
-        steps = program.iterations if traffic != NO_TRAFFIC else max(2, program.strategy.period)
-        calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
-        lasting = self._lasting
-        slowdowns = None if lasting is None else lasting.slowdowns(warmup + steps)
-        ranks = self.scenario.cluster.world_size
-        return Request(calm, cost, ranks, slowdowns, traffic=traffic, sums=lasting)
+        lasting, ranks = self._lasting, self.scenario.cluster.world_size
+
+        def of_steps(steps: int) -> Request:
+            calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
+            slowdowns = None if lasting is None else lasting.slowdowns(warmup + steps)
+            return Request(calm, cost, ranks, slowdowns, traffic=traffic, sums=lasting)
+
+        few = of_steps(max(2, program.strategy.period))
+        return of_steps(program.iterations) if few.varies else few
 
     @cached_property
     def _lasting(self) -> WorkSums | None:

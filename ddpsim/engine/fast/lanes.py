@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered
 from ddpsim.engine.fast.evaluator import Evaluator
 from ddpsim.engine.fast.lane import Lane
@@ -37,7 +36,6 @@ from ddpsim.engine.fast.trials import (
     side_by_side,
 )
 from ddpsim.engine.fast.work_sums import WorkSums
-from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
 
@@ -330,10 +328,7 @@ class Lanes(Evaluator):
     @cached_property
     def varies(self) -> bool:
         """Whether any trial's steps differ."""
-        return self._on_threads or any(
-            vary(trial.slowdowns, trial.stalls_ns) or trial.traffic != NO_TRAFFIC
-            for trial in self._trials
-        )
+        return any(not trial.host.more for trial in self._trials)
 
     @property
     def paths(self) -> set[str]:
