@@ -54,7 +54,7 @@ ROOFLINE = {
 MANY_STEPS = 300
 MANY_MODELS = Uncertainty(0.10, "the error of 781 measured steps, by those of other families")
 UNKNOWN_DEVICE = Uncertainty(0.26, "the error of 287 measured steps, by one efficiency for all")
-COMPILED = Uncertainty(0.29, "the roofline's error over 3 published steps under torch.compile")
+COMPILED = Uncertainty(0.28, "the roofline's error over 3 published steps under torch.compile")
 COMPUTE = {
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
     "slowed": Uncertainty(0.20, "assumed: bound by the host, whose launches the profiler slowed"),
