@@ -26,6 +26,7 @@ from ddpsim.engine.fast.trials import TrialSent, column
 
 __all__ = ["Collective", "InFlight", "Remembered", "collective_ends_ns", "united_ns"]
 
+_FEW_ROWS = 8  # that are sorted by comparing each two, quicker than by numpy's sort
 _MOST_REMEMBERED = 2**25  # figures, 256 MiB
 
 
@@ -270,7 +271,9 @@ def united_ns(
 
 
 def _in_order(rows: Sequence[Ticks]) -> list[Ticks]:
-    """Each column sorted; of few rows quicker than numpy's sort."""
+    """Each column sorted."""
+    if len(rows) > _FEW_ROWS:
+        return list(np.sort(np.stack(rows), axis=0))
     ordered: list[Ticks] = []
     for row in rows:
         later = row
