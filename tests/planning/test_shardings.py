@@ -175,7 +175,7 @@ def test_the_command_shows_each_strategy(cli: Callable[..., Outcome]) -> None:
 
 def test_a_strategy_that_does_not_fit_is_planned_with_what_makes_it_fit() -> None:
     """And compared with it, beside the strategy as it is."""
-    own = document("workload.batch_per_rank=48", "cluster.nodes=1", *AS_DDP)
+    own = document("workload.batch_per_rank=96", "cluster.nodes=1", *AS_DDP)
     plans = plan_each_strategy(own, partial(plan_capacity, target="1k samples", max_gpus=1))
     assert all(each.plan and each.plan.answer.fits for each in plans)
     assert all("micro-batches" in each.name for each in plans)

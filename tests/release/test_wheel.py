@@ -73,7 +73,7 @@ def test_the_wheel_has_the_version_of_its_sdist(sdist: Path, wheel: Path) -> Non
 
 
 def test_the_wheel_is_small_and_holds_the_packages_alone(wheel: Path) -> None:
-    assert wheel.stat().st_size < 1_800_000  # of which 400,000 are plotly's basic bundle
+    assert wheel.stat().st_size < 1_850_000  # of which 400,000 are plotly's bundle, 150,000 the zoo
     names = ZipFile(wheel).namelist()
     folders = {name.partition("/")[0] for name in names}
     assert folders == {"ddpsim", "calibrate", f"ddpsim-{_version(wheel)}.dist-info"}

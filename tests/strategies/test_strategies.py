@@ -21,7 +21,6 @@ import ddpsim
 from ddpsim.errors import DdpsimError
 from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy
 from ddpsim.planning.explain import explain_step
-from ddpsim.planning.storyboard import storyboard
 from ddpsim.planning.tune import TuneError, tune
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import steps_of
@@ -310,8 +309,6 @@ def test_what_is_about_buckets_refuses_other_strategies() -> None:
     key = "ddp.deepspeed.reduce_bucket_size=10000000,40000000,"
     with pytest.raises(TuneError, match=f"no bucket_cap_mb to tune; .* sweep FILE --set {key}"):
         tune(document("llama-3b-deepspeed"))
-    with pytest.raises(DdpsimError, match="naive has neither buckets nor"):
-        storyboard(ROOT / "scenarios" / "naive-vs-ddp.yaml")
 
 
 def test_memory_of_strategies() -> None:

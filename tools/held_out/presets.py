@@ -60,7 +60,7 @@ def _told(name: str, table: dict[str, Any], told: Constants) -> dict[str, Any]:
     }
     if name in _BY_JUDGEMENT:
         return table | {"sources": sources}
-    rates = table["peak_flops"]
+    rates = [rate for rate in table["peak_flops"] if rate != "fp8"]  # no step was measured in it
     chip = chip_of(_SAME_CHIP.get(name, name))
     places = [
         {rate: Place(chip, _rate(rate), convolution=of_them) for rate in rates}

@@ -213,8 +213,8 @@ def test_a_device_without_a_preset_needs_one_named(
     rounds: tuple[Path, Rounds], folder: Path
 ) -> None:
     path = folder / "l40.json"
-    path.write_text(rounds[0].read_text(encoding="utf-8").replace(A100, "NVIDIA L40"))
-    with pytest.raises(Exception, match=r"no device preset is known for 'NVIDIA L40': .*--device"):
+    path.write_text(rounds[0].read_text(encoding="utf-8").replace(A100, "NVIDIA L90"))
+    with pytest.raises(Exception, match=r"no device preset is known for 'NVIDIA L90': .*--device"):
         validate([path])
     assert validate([path], device="l4").figures is not None
 
