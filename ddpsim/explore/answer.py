@@ -9,8 +9,8 @@ sure     interval, cost, what to try next
 scaling  throughput on other numbers of nodes, as a drawing
 report   the page that `ddpsim report` writes, as text
 
-An answer is of schema ddpsim.explore/1, whose fields docs/reference/files.md lists. What is wrong
-with a scenario comes as `problems`, each with its line and column.
+An answer is of schema ddpsim.explore/1. What is wrong with a scenario comes as `problems`, each
+with its line and column.
 """
 
 from __future__ import annotations

@@ -86,13 +86,14 @@ class KeptBytes:
             )
         )
 
-    def at_most(self, reruns: Mapping[str, Rerun]) -> float:
+    def at_most(self, reruns: Mapping[str, Rerun], first_gradients_bytes: float = 0.0) -> float:
         """The most at a time, where these blocks are run again.
 
-        It is when the forward ends, or when a block has run again, those after it being done.
+        It is when the backward begins, with its first gradients, or when a block has run again,
+        those after it being done.
         """
         if not reruns:
-            return self._step.saved_bytes + sum(self._by_rows)
+            return self._step.saved_bytes + sum(self._by_rows) + first_gradients_bytes
         by_blocks, most = 0.0, 0.0
         for block in self.blocks:
             rerun = reruns.get(block.name)
@@ -100,7 +101,7 @@ class KeptBytes:
                 whole = block.own_bytes + rerun.unread_bytes
                 most = max(most, block.others_bytes + by_blocks + whole)
             by_blocks += rerun.kept_bytes if rerun else block.own_bytes
-        return max(most, by_blocks + self._others[-1])
+        return max(most, by_blocks + self._others[-1] + first_gradients_bytes)
 
     @cached_property
     def _rows(self) -> dict[str, tuple[int, int]]:

@@ -90,7 +90,7 @@ def zoo_model(
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=kept.at_most(reruns),
+        activation_bytes=kept.at_most(reruns, step.first_gradients_bytes),
         provenance=roofline_provenance(
             table,
             workload,

@@ -284,7 +284,7 @@ def test_prefixes_change_nothing(program: str, prefixes: tuple[str, str]) -> Non
         assert told == {program.partition(" (")[0]: pytest.approx(step_s, rel=2e-3)}, some
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_part_of_a_log_tells_the_same_step_or_none(data: st.DataObject) -> None:
     """Cut anywhere, with lines missing, its ends of lines another system's."""
@@ -317,7 +317,7 @@ LABELS = (
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_mixtures_of_bars_tell_trainings_step_or_none(data: st.DataObject) -> None:
     """Bars of training, of evaluation, of epochs and of loading, in any order, some cut away."""

@@ -297,7 +297,7 @@ _KEYS = st.one_of(st.text(max_size=5), st.integers(-2, 9), st.none())
     st.lists(st.sampled_from(_paths(VALID)[1:]), max_size=1),
     st.dictionaries(_KEYS, _VALUES, max_size=1),
 )
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_a_mutated_scenario_loads_or_is_refused(
     replaced: list[tuple[tuple[Any, ...], Any]],
     removed: list[tuple[Any, ...]],

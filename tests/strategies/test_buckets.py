@@ -56,7 +56,7 @@ def tensor_lists(draw: st.DrawFn) -> tuple[list[tuple[int, str, bool]], list[int
     return tensors, limits, order
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(tensor_lists())
 def test_assignment_equals_torch(
     lists: tuple[list[tuple[int, str, bool]], list[int], list[int]],

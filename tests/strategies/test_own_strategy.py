@@ -106,7 +106,7 @@ def test_both_engines_carry_out_a_strategy_of_ones_own(
     assert fast.paths != plain.paths
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(scenarios(gloo=False), models())
 def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) -> None:
     done = simulated(scenario, model, "auto")

@@ -353,10 +353,23 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_language_models_under_fsdp_are_predicted_without_their_publisher() -> None:
-    """One in eight of 60 jobs: within 14 % (median), all held; none that ran is said not to fit."""
-    judged = judged_steps(8)
-    assert len(judged) == 8
+    """One in sixteen of 64 jobs: within 14 % (median), all held; all that ran are said to fit."""
+    judged = judged_steps(16)
+    assert len(judged) == 4
     assert median(abs(one.error) for one in judged) <= 0.14
     assert max(abs(one.error) for one in judged) <= 0.2
     assert fmean(one.is_covered for one in judged) >= 0.75
     assert all(one.fits for one in judged)
+
+
+def test_llama_8b_under_torchtitan_is_predicted() -> None:
+    """Eager, compiled and float8 on 8 and 128 H100: time within 5 %, memory 6 to 9 % less."""
+    judged = judged_steps(publisher="torchtitan")
+    assert len(judged) == 6
+    assert max(abs(one.error) for one in judged) <= 0.05
+    assert all(one.is_covered and one.fits for one in judged)
+    assert all(-0.09 <= (one.memory_error or 0.0) <= -0.05 for one in judged)
+    few, many = judged[:3], judged[3:]
+    for a, b in zip(few, many, strict=True):  # what 128 GPUs lose of 8 is not all seen
+        published, predicted = a.job.step_s / b.job.step_s, a.predicted_s / b.predicted_s
+        assert abs(predicted - published) <= 0.03

@@ -1,8 +1,7 @@
 """Published steps of language models under FSDP, each as a whole job: its time, and what fits.
 
 Constants are those that other publishers' steps set; communication is that of the machine's preset.
-MPT is the captured model. Llama 8B is the zoo's; torchtitan's own code checkpoints some operators,
-which is taken as whole blocks here.
+MPT is the captured model. Llama 8B is the zoo's, as torchtitan trains it.
 """
 
 from __future__ import annotations
@@ -40,8 +39,11 @@ class Job(NamedTuple):
     device: str
     micro_batch: int
     accumulation: int
-    checkpointing: bool
+    checkpointing: str
     step_s: float
+    compiled: bool = False
+    float8: bool = False
+    memory_gib: float | None = None
 
 
 class Judged(NamedTuple):
@@ -64,6 +66,11 @@ class Judged(NamedTuple):
         """Whether the 80 % interval holds the step."""
         return self.low_s <= self.job.step_s <= self.high_s
 
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over published memory, minus 1; None where none is published."""
+        return self.job.memory_gib and self.needs_bytes / 2**30 / self.job.memory_gib - 1
+
 
 def _jobs() -> Iterator[Job]:
     for row in language_rows():
@@ -71,24 +78,27 @@ def _jobs() -> Iterator[Job]:
         seconds = step.accumulation * row.step_s
         yield Job(
             *(row.publisher, model, step.seq_len, step.gpus, step.device, step.micro_batch),
-            *(step.accumulation, step.checkpointing, seconds),
+            *(step.accumulation, "full" if step.checkpointing else "none", seconds),
         )
     lines = [line for line in FILE.read_text("utf-8").splitlines() if not line.startswith("#")]
     for values in csv.DictReader(lines):
         yield Job(
             *(values["source"], values["model"], int(values["seq_len"]), int(values["gpus"])),
             *(values["device"], int(values["micro_batch"]), int(values["accumulation"])),
-            *(values["checkpointing"] == "yes", float(values["step_s"])),
+            *(values["checkpointing"], float(values["step_s"])),
+            *(values["compiled"] == "yes", values["float8"] == "yes"),
+            float(values["memory_gib"]) if values["memory_gib"] else None,
         )
 
 
 @cache
-def judged_steps(every: int = 1) -> tuple[Judged, ...]:
-    """All of them, or one in so many."""
+def judged_steps(every: int = 1, publisher: str = "") -> tuple[Judged, ...]:
+    """All of them, or one in so many, of a publisher or of all."""
+    jobs = (job for job in _jobs() if publisher in ("", job.publisher))
     with TemporaryDirectory() as folder:
         for width, table in language_models().items():
             (Path(folder) / f"{width}.json").write_text(json.dumps(table), "utf-8")
-        return tuple(_judged(job, Path(folder)) for job in islice(_jobs(), 0, None, every))
+        return tuple(_judged(job, Path(folder)) for job in islice(jobs, 0, None, every))
 
 
 def _judged(job: Job, folder: Path) -> Judged:
@@ -111,8 +121,12 @@ def _scenario(job: Job, folder: Path) -> Scenario:
         "seq_len": job.seq_len,
         "precision": "amp-bf16",
         "optimizer": {"name": "adamw", "weight_decay": 0.01, "fused": not is_mpt},
-        "checkpointing": "full" if job.checkpointing else "none",
+        "checkpointing": job.checkpointing,
     }
+    if job.compiled:
+        workload["compile"] = "blocks"
+    if job.float8:
+        workload["float8"] = {"all_gather": True, "precompute_scales": True, "skip": ["lm_head"]}
     ddp: dict[str, Any] = {"strategy": strategy, strategy: {"mixed_precision": types}}
     if job.accumulation > 1:
         ddp |= {"accumulation_steps": job.accumulation, "no_sync": False}
@@ -137,8 +151,10 @@ def levels_table() -> str:
     lines = ["| steps | number | median | bias | worst | 80 % interval holds | said to fit |"]
     lines.append("|---|---|---|---|---|---|---|")
     kinds = {
-        "MPT, blocks not checkpointed": lambda job: job.model.isdigit() and not job.checkpointing,
-        "MPT, checkpointed": lambda job: job.model.isdigit() and job.checkpointing,
+        "MPT, blocks not checkpointed": lambda job: (
+            (job.model.isdigit(), job.checkpointing) == (True, "none")
+        ),
+        "MPT, checkpointed": lambda job: (job.model.isdigit(), job.checkpointing) == (True, "full"),
         "Llama 3.1 8B (torchtitan)": lambda job: not job.model.isdigit(),
         "all": lambda _: True,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from ddpsim.scenario.workload import Precision
@@ -34,6 +35,16 @@ class Step(NamedTuple):
         """All of them."""
         yield from self.forward
         yield from self.backward
+
+    @property
+    def first_gradients_bytes(self) -> float:
+        """Bytes of the largest two gradients in a row that the backward makes first.
+
+        Nothing that the forward kept is free by then. A language model's are the loss's, of the
+        logits' size in float32: that of the log-softmax, and its input's.
+        """
+        loss = takewhile(lambda one: one.kind not in MULTIPLYING, self.backward[0])
+        return max(a + b for a, b in pairwise([0.0, *(one.bytes_written for one in loss), 0.0]))
 
     def rewritten(self, rewrite: Callable[[Operator], Iterable[Operator]]) -> Step:
         """With other operators in the place of each."""
