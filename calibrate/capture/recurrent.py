@@ -82,7 +82,7 @@ class _Layers(NamedTuple):
 
     @property
     def widths(self) -> Iterator[int]:
-        """Of the input of each layer and direction."""
+        """Sizes of the input of each layer and direction."""
         for layer in range(self.layers):
             width = self.inputs if layer == 0 else self.directions * self.out
             yield from (width,) * self.directions

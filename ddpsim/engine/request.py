@@ -145,7 +145,7 @@ class Request:
         return any(getattr(each, "burst_ns", 0) for each in self.program.transfers(self.cost))
 
     def without_variation(self) -> Request:
-        """The same job with steps as calm as those of the warm-up, beside steady traffic alone."""
+        """Return the job with steps as calm as the warm-up's, beside steady traffic alone."""
         if not self.varies:
             return self
         drawn = self.slowdowns

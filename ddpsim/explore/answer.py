@@ -74,7 +74,7 @@ class Given:
     files: frozenset[str] = frozenset()
 
     def with_files(self) -> Given:
-        """The same, with whatever its scenario names; raises ScenarioError."""
+        """Return it with the files that its scenario names; raises ScenarioError."""
         document = Document.of_text(self.text, self.name, self.base)
         return replace(self, files=frozenset(_texts(document.data)))
 

@@ -57,7 +57,7 @@ def controls(most_ranks: int) -> list[dict[str, Any]]:
 
 
 def places(scenario: Scenario) -> dict[str, Any]:
-    """Where each control stands: `[words, number]`, or `[words, null]` where it has no number.
+    """Return the place of each control: `[words, number]`, or `[words, null]` without a number.
 
     Numbers say between which stops of a slider a value lies.
     """

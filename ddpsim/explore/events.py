@@ -27,7 +27,7 @@ class Event:
     bucket: int = -1
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types."""
+        """Return JSON's types."""
         return asdict(self)
 
 
@@ -45,7 +45,7 @@ def events(choice: CapChoice, step: Step, names: Mapping[int, tuple[str, str]]) 
 
 
 def _of_compute(step: Step) -> Iterator[Event]:
-    """Where the compute lane turns to something else, and where host or GPU wait."""
+    """Events of the compute lane that turns to something else, and of waits of host or GPU."""
     words = {
         "forward": "The forward begins.",
         "backward": "The backward begins: gradients come from the last layer to the first.",

@@ -30,7 +30,7 @@ class Lesson:
     after: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types."""
+        """Return JSON's types."""
         return asdict(self)
 
 

@@ -76,7 +76,7 @@ def _split(scenario: Scenario, count: int) -> Scenario:
 
 
 def _fits(scenario: Scenario, parts: Parts | None) -> bool:
-    """As two micro-batches do, where there are more."""
+    """Return what two micro-batches do, where there are more."""
     few = _with(scenario, "ddp", accumulation_steps=min(2, scenario.ddp.accumulation_steps))
     return resolve(few, parts=parts).memory().fits
 

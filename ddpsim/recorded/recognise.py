@@ -113,7 +113,7 @@ def _config(name: str, config: Config) -> Learned:
 
 
 def _in_words(value: Any) -> str:
-    """As YAML has it."""
+    """Return the text that YAML has for it."""
     return str(value).lower() if isinstance(value, bool) else shown(value).strip("'")
 
 

@@ -54,7 +54,7 @@ class StrategyContext:
 
     @property
     def work_alone(self) -> ModelWork:
-        """The same on one device, where no statistics are synchronised."""
+        """The model's own work on one device, where no statistics are synchronised."""
         return self._work(())
 
     def _work(self, synced: tuple[BatchNorm, ...]) -> ModelWork:
@@ -86,12 +86,12 @@ class StrategyContext:
         )
 
     def around_shards(self, shards: Model, norm_sum: NormSum | None) -> AroundOptimizer:
-        """The same on one rank's part, where the norm is that of all ranks."""
+        """What the loop does around the optimizer of one rank's part; the norm is of all ranks."""
         workload, cluster = self.scenario.workload, self.scenario.cluster
         summed = norm_sum if cluster.world_size > 1 else None
         return AroundOptimizer.of(workload, shards, cluster.device, self.ticks, summed)
 
     @property
     def all_reduces(self) -> AllReduces:
-        """Those that a training loop calls itself."""
+        """All-reduces that a training loop calls itself."""
         return AllReduces(self.model, self.costs, self.ticks)

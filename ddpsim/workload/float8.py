@@ -46,7 +46,7 @@ class Float8Linears:
     def of(
         cls, table: dict[str, Any], options: Float8, *, compiled: bool, left: float
     ) -> Float8Linears:
-        """Of a captured model; raises InputError for layers that cannot be told apart."""
+        """Find them in a captured model; raises InputError for layers that cannot be told apart."""
         columns = table["parameters"]
         linears = {
             name.removesuffix(".weight"): place

@@ -156,7 +156,7 @@ class _Pricing:
 
 
 class _Prices(NamedTuple):
-    """Of rows inside of blocks and outside: torch.compile may take blocks alone."""
+    """Prices of rows inside of blocks and outside: torch.compile may take blocks alone."""
 
     inside: _Pricing
     outside: _Pricing
@@ -165,7 +165,7 @@ class _Prices(NamedTuple):
     def of(
         cls, table: dict[str, Any], workload: Workload, device: Device, arithmetic: Arithmetic
     ) -> _Prices:
-        """Of a captured model."""
+        """Find the prices of a captured model."""
 
         def pricing(workload: Workload) -> _Pricing:
             return _Pricing(Law(workload, device, arithmetic, other_left(table, workload)))
@@ -178,7 +178,7 @@ class _Prices(NamedTuple):
     def works(
         self, rows: Sequence[Row], names: Sequence[str], blocks: Sequence[str]
     ) -> tuple[Work, ...]:
-        """Of rows of modules or parameters of such names; `blocks`: those compiled on their own."""
+        """Work of rows of modules or parameters; `blocks`: names of those compiled on their own."""
         inner = tuple(f"{block}." for block in blocks)
         return tuple(
             (self.inside if name.startswith(inner) else self.outside).work(row)

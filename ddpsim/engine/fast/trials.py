@@ -59,7 +59,7 @@ class TrialStep:
 
     @property
     def first(self) -> Instruction:
-        """As the first trial has it."""
+        """Return what the first trial has."""
         return self.each[0]
 
 

@@ -57,7 +57,7 @@ def _optimizer(name: Any, *, fused: bool) -> Settings:
 
 
 def _degree(values: Mapping[str, Any], kind: str, usual: int) -> int:
-    """Of data parallelism; older configs have it under training."""
+    """Degree of data parallelism; older configs have it under training."""
     keys = [f"{section}.data_parallel_{kind}_degree" for section in ("parallelism", "training")]
     value = next((values[key] for key in keys if key in values), usual)
     if not isinstance(value, int):
@@ -105,7 +105,7 @@ def _checkpoints(values: Mapping[str, Any]) -> Settings:
 
 
 def _float8(values: Mapping[str, Any]) -> Settings:
-    """Where model.converters names it; its options are in a section of the same name."""
+    """Options of float8 where model.converters names it: a section of that name has them."""
     asked = values.get("model.converters") or []
     names = [asked] if isinstance(asked, str) else list(asked)
     known = {"float8", "quantize.linear.float8", "quantize.dense.float8"}

@@ -109,7 +109,7 @@ def _rule(program: Program, key: str) -> Rule | None:
 
 
 def _nested(settings: Settings) -> dict[str, dict[str, Any]]:
-    """The same by section, as a scenario has them."""
+    """Settings by section, as a scenario has them."""
     document: dict[str, dict[str, Any]] = {}
     for path, value in settings.items():
         *above, name = path.split(".")

@@ -105,7 +105,7 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
         return StrategyPlan(tuple(settings), found)
 
     def fitting(settings: Sequence[str]) -> Iterator[StrategyPlan]:
-        """As it is, and where that does not fit, with the fewest changes that make it fit."""
+        """Return the job as it is, or with the fewest changes that make it fit."""
         found = planned(settings)
         answer = found.plan.answer if found.plan else None
         if answer is None or answer.fits is not False:

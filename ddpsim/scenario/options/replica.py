@@ -28,7 +28,7 @@ class Replica(Spec):
     )
 
     def layout(self, nodes: int, gpus_per_node: int) -> tuple[int, int, int]:
-        """Of the ranks that one GPU of each replica is: their nodes, ranks a node, and sharing.
+        """Return nodes, ranks a node and sharing of the ranks that one GPU of each replica is.
 
         Sharing: how many such groups use a node's NICs at once. Raises a cross-field error where
         the GPUs do not divide.

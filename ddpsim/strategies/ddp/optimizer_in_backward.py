@@ -48,7 +48,7 @@ class OptimizerInHook:
         return bucket._replace(stages=(reduced,), copy_back=_NOTHING)
 
     def _step(self, parameter: int, all_bytes: int) -> Work:
-        """Of one parameter: the whole optimizer's time by its part of `all_bytes`."""
+        """Work of one parameter: the whole optimizer's time by its part of `all_bytes`."""
         share = self.model.parameters[parameter].size_bytes / all_bytes
         whole_s = self.model.optimizer.device_s
         return one_parameters_work(self.optimizer, share * whole_s, self.costs.device)

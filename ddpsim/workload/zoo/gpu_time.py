@@ -234,7 +234,7 @@ class GpuTime:
         return float((flops_s**power + bytes_s**power) ** (1 / power))
 
     def _rate_of(self, one: Operator) -> Rate:
-        """Of what is left in fp32 that rate, where the device has one."""
+        """Rate of an operator: what is left in fp32 has that one, where the device has it."""
         if one.kind == "product" and one.item_bytes == 1:
             return "fp8"
         is_left = self.rate in ("fp16", "bf16") and one.item_bytes > 2
