@@ -2,7 +2,8 @@
 
 `python -m held_out.mpt` (in tools/) writes the file. No biases, norms in half
 (`LPLayerNorm`), fused attention, the head's weights are the embedding's, and a fused loss, which
-keeps no float32 scores. Source: mosaicml/llm-foundry, llmfoundry/models/mpt/modeling_mpt.py.
+keeps no float32 scores. Source: mosaicml/llm-foundry, llmfoundry/models/mpt/configuration_mpt.py
+(norm_type, tie_word_embeddings, vocab_size); biases are left out, as in the published MPT-7B.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tables of programs: torchtitan, accelerate, transformers' Trainer, DeepSpeed, Lightning.
 
-Keys and defaults as in pytorch/torchtitan (train_configs), huggingface/accelerate
-(examples/config_yaml_templates), transformers (TrainingArguments), deepspeedai/DeepSpeed
-(runtime/zero/config.py) and Lightning-AI/pytorch-lightning (LightningCLI).
+Keys and defaults as in pytorch/torchtitan (train_configs) and huggingface/accelerate
+(examples/config_yaml_templates). Those of transformers (TrainingArguments), DeepSpeed (its JSON)
+and Lightning (LightningCLI) are as documented; their code was not read.
 """
 
 from __future__ import annotations
