@@ -17,7 +17,9 @@ from ddpsim.cli import main
 
 # every run draws the same examples, so that all see the same result; `nox -s explore` draws others.
 # machines are shared: how long an example takes says nothing about it
-settings.register_profile("the same for all", derandomize=True, database=None, deadline=None)
+settings.register_profile(
+    "the same for all", max_examples=60, derandomize=True, database=None, deadline=None
+)
 settings.load_profile("the same for all")
 
 

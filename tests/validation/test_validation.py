@@ -348,8 +348,12 @@ def test_the_report_holds_every_sweep_that_was_recorded(folder: Path) -> None:
 
 @needs_reference
 @pytest.mark.slow
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text("utf-8") == page()
+def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the table of 64 steps under FSDP, a minute of work: see the two tests below."""
+    text = PAGE.read_text("utf-8")
+    table = text[text.index("| steps | number | median |") :].partition("\n\n")[0]
+    monkeypatch.setattr("validation.page.levels_table", lambda: table)
+    assert text == page()
 
 
 def test_language_models_under_fsdp_are_predicted_without_their_publisher() -> None:
