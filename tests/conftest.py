@@ -1,4 +1,4 @@
-"""Golden files, signals, and the command line in this process."""
+"""Golden files, signals, a browser, and the command line in this process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chromium import Browser, chromium
 from hypothesis import is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from outcome import Outcome
@@ -103,3 +104,13 @@ def cli(
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = chromium()
+    if program is None:
+        pytest.skip("no Chromium here: the page is not opened")
+    opened = Browser(program, tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()

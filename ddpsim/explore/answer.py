@@ -49,14 +49,7 @@ __all__ = ["SCHEMA", "Given", "answer", "problem"]
 SCHEMA = "ddpsim.explore/1"
 _MOST_BYTES = 256 * 1024  # of a scenario's text
 _MOST_SETTINGS = 200
-_MEMORY = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "buckets": "buckets",
-    "optimizer": "optimizer",
-    "buffers": "buffers",
-    "activations": "activations",
-}
+_MEMORY = ("parameters", "gradients", "buckets", "optimizer", "buffers", "activations")
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ def _facts(result: Result) -> list[dict[str, Any]]:
 
 
 def _memory(memory: Memory) -> dict[str, Any]:
-    held = {name: getattr(memory, key) for key, name in _MEMORY.items()}
+    held = {name: getattr(memory, name) for name in _MEMORY}
     return {
         "parts": [
             {"name": name, "text": format_bytes(size), "share": size / memory.device}

@@ -196,8 +196,7 @@ def _offload(way: _Way) -> _Way | None:
     scenario, ddp = way.scenario, way.scenario.ddp
     needs_gpu = scenario.workload.clip_grad_norm or scenario.workload.scales_loss
     adds_there = ddp.accumulation_steps > 1 and not ddp.no_sync
-    is_sharded = ddp.is_fully_sharded and ddp.strategy != "fsdp1"
-    if not is_sharded or ddp.host_copies or needs_gpu or adds_there:
+    if not ddp.is_fully_sharded or ddp.host_copies or needs_gpu or adds_there:
         return None
     moved = ddp.sharding.model_copy(update={"offload_policy": CpuOffload()})
     setting = "ddp.fully_shard.offload_policy=CPUOffloadPolicy"

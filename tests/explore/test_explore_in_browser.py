@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from threading import Thread
 
 import pytest
-from chromium import Browser, chromium
+from chromium import Browser
 
 from ddpsim.explore.answer import Given
 from ddpsim.explore.lessons import LESSONS
@@ -24,16 +24,6 @@ PROBLEMS = "document.getElementById('problems').textContent"
 EVENT = "document.getElementById('event').textContent"
 DRAWN = "JSON.stringify(document.getElementById('drawing-timeline').data.map(t => [t.y, t.x]))"
 BY = "document.getElementById('{}')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no Chromium here: the page is not opened")
-    opened = Browser(program, tmp_path_factory.mktemp("chromium"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Browser, chromium
+from chromium import Browser
 from page_reading import EVIL
 
 from ddpsim.report.page.page import page
 from ddpsim.result.storyboard import Storyboard
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no Chromium here: the page is not opened")
-    opened = Browser(program, tmp_path_factory.mktemp("chromium"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

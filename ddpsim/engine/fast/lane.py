@@ -121,7 +121,7 @@ class Lane(Evaluator):
         return self._host.steps - iterations, 0
 
     def _standing(self) -> tuple[int, ...]:
-        """Of host and loader, since the device's last step, all that later launches depend on."""
+        """Moments of host and loader that later launches depend on, since the last step."""
         now_ns = self._stream_ns
         return self._host_ns - now_ns, *self._batches.since(now_ns)
 

@@ -140,7 +140,7 @@ class Lanes(Evaluator):
             self.past[i].hear(number, lengths[i], self._stream_ns[i], states[i], waited=waited)
 
     def _standing(self) -> list[Ticks]:
-        """Of each trial all that later launches depend on, [figures, ranks], since the step."""
+        """Moments that later launches depend on, since the step: a trial each, [figures, ranks]."""
         now_ns = self._stream_ns
         return list(np.stack([self._host_ns - now_ns, *self._loader.since(now_ns)], axis=1))
 

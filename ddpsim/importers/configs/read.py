@@ -7,7 +7,7 @@ step. Raises NotModelledError: it changes one, but nothing here models it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
@@ -59,7 +59,18 @@ class Config:
     settings: Settings
     not_modelled: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    keys: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, dict[str, Any]]:
+        """The settings by section, as a scenario has them."""
+        document: dict[str, dict[str, Any]] = {}
+        for path, value in self.settings.items():
+            *above, name = path.split(".")
+            section: dict[str, Any] = document
+            for each in above:
+                section = section.setdefault(each, {})
+            section[name] = value
+        return document
 
 
 def read_config(program: Program, document: Mapping[str, Any]) -> Config:
@@ -83,7 +94,7 @@ def read_config(program: Program, document: Mapping[str, Any]) -> Config:
     except NotModelledError as error:
         left_out.append(str(error))
     told = {path: value for path, value in settings.items() if value is not None}
-    return Config(program.name, told, tuple(left_out), tuple(unknown), _nested(told))
+    return Config(program.name, told, tuple(left_out), tuple(unknown))
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -106,18 +117,6 @@ def _rule(program: Program, key: str) -> Rule | None:
         return program.table[key]
     begun = [each for each in program.table if each.endswith("*") and key.startswith(each[:-1])]
     return program.table[max(begun, key=len)] if begun else None
-
-
-def _nested(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Settings by section, as a scenario has them."""
-    document: dict[str, dict[str, Any]] = {}
-    for path, value in settings.items():
-        *above, name = path.split(".")
-        section: dict[str, Any] = document
-        for each in above:
-            section = section.setdefault(each, {})
-        section[name] = value
-    return document
 
 
 def _written(value: Any) -> str:

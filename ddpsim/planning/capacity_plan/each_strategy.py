@@ -6,7 +6,7 @@ without them all stand on the same number of GPUs, at which fewer GPU-hours are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -104,17 +104,16 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
         return StrategyPlan(tuple(settings), found)
 
-    def fitting(settings: Sequence[str]) -> Iterator[StrategyPlan]:
-        """Return the job as it is, or with the fewest changes that make it fit."""
+    def fitting(settings: Sequence[str]) -> StrategyPlan:
+        """Plan the job as it is, or with the fewest changes that make it fit."""
         found = planned(settings)
         answer = found.plan.answer if found.plan else None
         if answer is None or answer.fits is not False:
-            yield found
-            return
+            return found
         changes = settings_to_fit(document, settings, (answer.nodes, answer.gpus_per_node))
-        yield replace(planned((*settings, *changes)), changes=changes) if changes else found
+        return replace(planned((*settings, *changes)), changes=changes) if changes else found
 
-    plans = [one for settings in (plain, *shardings(scenario)) for one in fitting(settings)]
+    plans = [fitting(settings) for settings in (plain, *shardings(scenario))]
     gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])
     if gpus is not None:
         plans = [each.on(gpus) for each in plans]

@@ -76,7 +76,7 @@ def _parts(model: Model) -> Iterator[tuple[bool, tuple[Operator, ...]]]:
 def _graphs(
     part: tuple[bool, Sequence[Operator]], model: Model, ddp: Ddp
 ) -> Iterator[tuple[Operator, ...]]:
-    """As DDPOptimizer splits what Dynamo hands it: where the parameters until then reach the cap.
+    """Split what Dynamo hands over, as DDPOptimizer does: where parameters reach the cap.
 
     The first one's is 1 MiB whatever the cap; of a list of caps the largest holds. Each gradient of
     what is not compiled comes on its own.

@@ -189,7 +189,7 @@ def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
 
 
 def test_a_recurrent_layer_is_one_operator(source: Callable[..., Source]) -> None:
-    """Of all steps, also in a model that was made before."""
+    """Holds for all steps, also in a model that was made before."""
     document = capture(source("recurrent"))
     step = step_of(document, "fp32", 3, 12)
     products = [one for one in step.forward[0] if one.kind in MULTIPLYING]

@@ -277,7 +277,7 @@ def test_flops_are_those_of_flop_counter(step: Recording, real: Real) -> None:
 def test_recurrent_layers_have_the_flops_and_results_of_a_cpu(
     kind: type[nn.RNNBase], options: dict[str, Any]
 ) -> None:
-    """As many where all states get gradients, which cuDNN always makes."""
+    """Count as much where all states get gradients, which cuDNN always makes."""
     layer = kind(7, 9, **options)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     batch = 4 if layer.batch_first else 6

@@ -29,7 +29,7 @@ from calibrate.records.record import load_record
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_an_end_of_the_parent_ends_the_ranks(number: signal.Signals, tmp_path: Path) -> None:
-    """As of a scheduler, short memory or Ctrl-C, while two ranks measure."""
+    """Signals of a scheduler, of short memory and of Ctrl-C, while two ranks measure."""
     path = tmp_path / "record.json"
     code = (  # a shell's background jobs ignore Ctrl-C
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "

@@ -170,7 +170,7 @@ class LearnedLoss(nn.Module):
 
 
 class ByShape(nn.Module):
-    """As many layers as there are tokens, and a shortcut where the width stays."""
+    """Has as many layers as there are tokens, and a shortcut where the width stays."""
 
     def __init__(self) -> None:
         super().__init__()

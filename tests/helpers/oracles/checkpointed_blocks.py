@@ -148,7 +148,7 @@ class _Live(TorchDispatchMode):
 
 
 def counted_flops(model: Model, batch: int, size: int) -> int:
-    """Of a real step's forward and backward, by torch's own counter."""
+    """FLOPs of a real step's forward and backward, by torch's own counter."""
     tokens = torch.randint(0, 300, (batch, size))
     on_cpu = ATEN._scaled_dot_product_flash_attention_for_cpu
     attention = {on_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
