@@ -251,7 +251,7 @@ def _cost(job: Job, result: Result) -> Iterator[dict[str, Any]]:
     if result.training and (epoch := result.training.epoch):
         samples["an epoch"] = epoch.time_s
     for what, time_s in samples.items():
-        hours = time_s / 3600 * result.world_size
+        hours = time_s / 3600 * result.gpus
         yield {"what": what, "time": format_duration(time_s), "gpu_hours": format_number(hours)} | {
             "money": f"{a_gpu_hour * hours:,.2f} {price.currency}"
             if a_gpu_hour and price

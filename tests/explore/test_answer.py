@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,20 @@ def test_curves_cost_and_report_follow(ask: Ask) -> None:
     assert million["money"].endswith(" USD")
     assert epoch["what"] == "an epoch"
     assert "<!doctype html>" in ask("cluster.nodes=1", part="report")["html"]
+
+
+def test_all_gpus_of_replicas_are_paid(tmp_path: Path) -> None:
+    (tmp_path / "part.csv").write_text("name,shape,dtype\nw,1000x1000,float32\n", "utf-8")
+    text = """
+schema: ddpsim/1
+workload: {parameters: part.csv, batch_per_rank: 8, step_time: 100 ms}
+cluster: {machine: dgx-a100, nodes: 2, replica: {gpus: 8}}
+"""
+    given = Given("s.yaml", text, tmp_path).with_files()
+    first, *_ = answer({"part": "sure", "text": text, "settings": []}, given)["cost"]
+    step_s = ddpsim.run(Document.of_text(text, "s.yaml", tmp_path)).iteration_time_s.mean
+    hours = 16 * 1e6 / (2 * 8) * step_s / 3600
+    assert float(first["gpu_hours"].replace(",", "")) == pytest.approx(hours, rel=0.01)
 
 
 def test_settings_are_written_into_the_text(ask: Ask, given: Given) -> None:
