@@ -215,7 +215,7 @@
       make("dt", { textContent: fact.name }),
       make("dd", {}, make("span", { textContent: fact.text, className: fact.key === "step" ? "main" : "" }),
         ...(fact.key === "step" ? [interval] : []), make("small", { textContent: against(fact) })))));
-    byId("bottleneck").replaceChildren(make("strong", { textContent: `Bottleneck: ${now.bottleneck.kind}. ` }), `${now.bottleneck.text}.`);
+    byId("bottleneck").replaceChildren(make("strong", { textContent: `Bottleneck: ${now.bottleneck.kind}. ` }), `${now.bottleneck.text[0].toUpperCase()}${now.bottleneck.text.slice(1)}.`);
     byId("warnings").replaceChildren(...now.warnings.map((words) => make("p", { className: "warning", textContent: words })));
   };
   const showDiffers = () => {
