@@ -5,7 +5,7 @@ A question names its `part` and holds the scenario: YAML as `text`, and `setting
 
 start    the text to begin with, what the controls offer, the lessons
 step     the step drawn, with its figures, without an interval: within a fraction of a second
-sure     interval, cost, what to try next
+sure     interval, cost, what to try next, a month with its failures
 scaling  throughput on other numbers of nodes, as a drawing
 report   the page that `ddpsim report` writes, as text
 
@@ -26,12 +26,14 @@ from ddpsim.explore.edit import edited
 from ddpsim.explore.events import events
 from ddpsim.explore.lessons import LESSONS, SCENARIO
 from ddpsim.importers.prices import listed_price, read_prices
+from ddpsim.planning.capacity_plan.long_run import month_of
 from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.storyboard import draw, node_counts, storyboard
 from ddpsim.prediction.api import checked_job, predicted
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.parts import Parts
+from ddpsim.report.capacity.long_run import month_rows
 from ddpsim.report.page.figures import scaling_figure
 from ddpsim.report.page.tables import bucket_rows, parts
 from ddpsim.report.page.timeline import drawn_ranks, looks, span_ns
@@ -222,6 +224,7 @@ def _sure(document: Document) -> dict[str, Any]:
     job = checked_job(document)
     result = predicted(job)
     interval, training = result.prediction_interval_s, result.training
+    month = month_of(document, job, result)
     return {
         "interval": {"name": interval_name(interval), "text": edges_in_words(interval)},
         "sources": [
@@ -232,6 +235,7 @@ def _sure(document: Document) -> dict[str, Any]:
         "stragglers": [f"{s.text}: {format_duration(s.cost_s)} a step" for s in result.stragglers],
         "mfu": format_percent(training.mfu) if training and training.mfu else None,
         "cost": list(_cost(job, result)),
+        "month": [list(row) for row in month_rows(month)] if month else [],
         "next": [
             {"why": printable(step.why), "settings": list(step.settings)}
             for step in next_steps(job, result)

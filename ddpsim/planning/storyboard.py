@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError
+from ddpsim.planning.capacity_plan.long_run import month_of
 from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import (
@@ -108,6 +109,7 @@ def storyboard(
         tuple(moved),
         tuple(left_out),
         tuple(rivals),
+        month_of(document, own_job, result),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ddpsim.result.capacity import LongRun
 from ddpsim.result.changes import Sensitivity
 from ddpsim.result.metrics import Interval, Step, steps_of
 from ddpsim.result.model import HeldBytes, MemoryWalk, Result
@@ -142,6 +143,7 @@ class Storyboard:
     """Everything that a page shows.
 
     `choices[own]` is the scenario itself; `scaling` holds its results by number of nodes.
+    `month`: 30 days of its steps with the failures that it states.
     """
 
     dial: Dial
@@ -152,6 +154,7 @@ class Storyboard:
     sensitivity: tuple[Sensitivity, ...]
     left_out: tuple[LeftOut, ...]
     rivals: tuple[Rival, ...] = ()
+    month: LongRun | None = None
 
     @property
     def steps(self) -> tuple[DrawnStep, ...]:

@@ -179,3 +179,18 @@ def test_events_tell_the_step(ask: Ask, settings: list[str]) -> None:
         assert filled[0]["words"] == "The gradient of fc.bias is ready: bucket 0 begins to fill."
     assert all(event["words"].endswith(".") for event in events)
     assert events[-1]["kind"] == "end"
+
+
+def test_a_month_holds_the_failures_that_are_stated(ask: Ask) -> None:
+    assert ask("cluster.nodes=2", part="sure")["month"] == []
+    failures = [
+        "reliability={mtbf: 5000 h}",
+        "workload.checkpoint_write={every: 500, bandwidth: 1 GB/s}",
+    ]
+    month = dict(ask(*failures, part="sure")["month"])
+    assert month["calendar"].startswith("30 days of steps take ")
+    assert "reliability.detection 10.0 min" in month["assumed"]
+    assert "A month with its failures" in ask(*failures, part="report")["html"]
+    (problem,) = ask("reliability={mtbf: 20 h, init: 2 h}", part="sure")["problems"]
+    assert problem["key"] == "reliability"
+    assert "it makes no progress; it needs an MTBF" in problem["message"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf, sqrt
+from math import ceil, exp, inf, sqrt
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpsim.errors import InputError
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import pauses_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.provenance import Provenance
@@ -20,24 +21,44 @@ from ddpsim.reliability.closed_form import daly_interval_s
 from ddpsim.reliability.many_runs import Draws, Runs, simulate_runs
 from ddpsim.reliability.operation import CAUSES, Operation
 from ddpsim.result.capacity import LongRun, Money, Remedy
-from ddpsim.result.model import Distribution
+from ddpsim.result.model import Distribution, Result
 from ddpsim.result.training import Pause, paused_s
 from ddpsim.scenario.catalog import failures_of
+from ddpsim.scenario.document import Document
 from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s, format_long_duration
 from ddpsim.wording import counted
 
-__all__ = ["Campaign", "operation_of"]
+__all__ = ["Campaign", "month_of", "operation_of"]
 
 _RUNS = 2001  # odd: the median is a run's own time
 _FEW_RUNS = 201  # to choose between numbers of spares, and to search for a size; odd too
+_HALF = 0.5  # of a month's runs: their median
 _WORTH = 0.001  # of the time that a remedy must save to be named
 _MANY_EVENTS = 1000  # of a run, whose time then hardly varies
 _CHECKPOINTS = CheckpointWrite.model_validate({"every": "auto", "bandwidth": "1 GB/s"})
 _GOLDEN = (sqrt(5) - 1) / 2  # its multiples are spread evenly
 _S_PER_HOUR = 3600
+_MONTH_S = 30 * 24 * 3600
+
+
+def month_of(document: Document, job: Job, result: Result) -> LongRun | None:
+    """30 days of undisturbed steps of a job with its failures; None if none are stated.
+
+    `document`: the job's; `result`: its step and interval. Raises ScenarioError without progress.
+    """
+    if job.scenario.reliability is None:
+        return None
+    step_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
+    edges_s = (interval.low, interval.high) if interval else None
+    steps = ceil(_MONTH_S / (step_s + paused_s(pauses_of(job))))
+    month = Campaign(job.scenario, steps, step_s, edges_s, _HALF, None)
+    try:
+        return month.long_run(helps=True)
+    except InputError as error:
+        raise ScenarioError([document.blame(InputError("reliability", error.message))]) from None
 
 
 def operation_of(

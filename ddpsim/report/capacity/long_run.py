@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 from ddpsim.report.lines import columns, labelled
 from ddpsim.result.capacity import Capacity, LongRun
-from ddpsim.units import format_long_duration, format_number, format_percent
+from ddpsim.units import (
+    format_long_duration,
+    format_number,
+    format_percent,
+    long_duration_in,
+)
 from ddpsim.wording import counted
 
-__all__ = ["energy_lines", "failure_lines", "source_lines"]
+__all__ = ["energy_lines", "failure_lines", "month_rows", "source_lines"]
 
 _REMEDIES = 4
 _WORTH_NAMING = 0.0005  # of the time
@@ -24,13 +29,18 @@ _CAUSES = {
 }
 
 
-def failure_lines(size: Capacity) -> Iterator[str]:
-    """How often the answer's job is stopped, what of its time is useful, what would help."""
-    run = size.long_run
+def failure_lines(run: LongRun | None) -> Iterator[str]:
+    """How often a job is stopped, what of its time is useful, what would help, as text."""
     if run is None:
         return
-    yield from labelled("failures", _failures(run))
-    yield from labelled("checkpoints", _checkpoints(run))
+    for label, said in failure_rows(run):
+        yield from labelled(label, said)
+    if rows := remedy_rows(run):
+        yield from columns("would help", rows, whole=True)
+
+
+def failure_rows(run: LongRun) -> list[tuple[str, str]]:
+    """Labels, and how often a job is stopped, how often it saves, what of its time is useful."""
     lost = sorted(run.shares.items(), key=lambda entry: -entry[1])
     named = [
         f"{format_percent(share)} {_CAUSES[cause]}"
@@ -38,13 +48,25 @@ def failure_lines(size: Capacity) -> Iterator[str]:
         if cause != "steps" and share > _WORTH_NAMING
     ]
     useful = f"{format_percent(run.shares['steps'])} of the time are steps of use"
-    yield from labelled("goodput", "; ".join([useful, *[", ".join(named)] * bool(named)]))
-    rows = [
+    goodput = "; ".join([useful, *[", ".join(named)] * bool(named)])
+    return [("failures", _failures(run)), ("checkpoints", _checkpoints(run)), ("goodput", goodput)]
+
+
+def remedy_rows(run: LongRun) -> list[tuple[str, str]]:
+    """The time that each of the most useful changes saves, and the change with its setting."""
+    return [
         (f"-{format_long_duration(remedy.saved_s)}", f"{remedy.what} ({remedy.settings[0]})")
         for remedy in run.remedies[:_REMEDIES]
     ]
-    if rows:
-        yield from columns("would help", rows, whole=True)
+
+
+def month_rows(run: LongRun) -> list[tuple[str, str]]:
+    """Labels, and what 30 days of undisturbed steps become; `run` is of `month_of`."""
+    days = [long_duration_in("days", s) for s in (run.time_s.p50, run.time_s.p10, run.time_s.p90)]
+    takes = "30 days of steps take {} days; 8 of 10 runs take {} to {}".format(*days)
+    rows = [("calendar", takes), *failure_rows(run)]
+    rows += [("would help", ": ".join(row)) for row in remedy_rows(run)]
+    return rows + source_rows(run)
 
 
 def _failures(run: LongRun) -> str:
@@ -67,15 +89,17 @@ def _checkpoints(run: LongRun) -> str:
 
 
 def source_lines(run: LongRun | None) -> Iterator[str]:
-    """Which inputs nobody stated, and what the published ones are."""
-    if run is None:
-        return
+    """Which inputs nobody stated, and what the published ones are, as text."""
+    for label, said in source_rows(run) if run else ():
+        yield from labelled(label, said)
+
+
+def source_rows(run: LongRun) -> list[tuple[str, str]]:
+    """Labels, and which inputs nobody stated, and what the published ones are."""
     assumed = [f"{one.input} {one.source}" for one in run.sources if one.trust == "assumed"]
-    if assumed:
-        yield from labelled("assumed", ", ".join(assumed))
-    for one in run.sources:
-        if one.trust == "published":
-            yield from labelled("published", f"{one.input}: {one.source}")
+    rows = [("assumed", ", ".join(assumed))] if assumed else []
+    published = (one for one in run.sources if one.trust == "published")
+    return rows + [("published", f"{one.input}: {one.source}") for one in published]
 
 
 def energy_lines(size: Capacity) -> Iterator[str]:

@@ -39,7 +39,7 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         f"{cut(plan.name, 50)}   {_work(plan.target)}",
         "",
         *_answer(plan),
-        *failure_lines(plan.answer),
+        *failure_lines(plan.answer.long_run),
         *energy_lines(plan.answer),
         *next_doubling_lines(plan.next_doubling),
         *_knee(plan),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpsim.errors import printable
+from ddpsim.report.capacity.long_run import month_rows
 from ddpsim.report.page import words
 from ddpsim.report.page.figures import figures
 from ddpsim.report.page.shell import packaged, render
@@ -31,6 +32,7 @@ def _sections(board: Storyboard) -> list[tuple[str, str]]:
         ("sweep", board.dial.values),
         ("scaling", "Scaling"),
         ("sensitivity", "What matters"),
+        *([("month", "A month")] if board.month else []),
         ("trust", "Sources"),
         ("left-out", "Not shown"),
     ]
@@ -50,6 +52,7 @@ def page(board: Storyboard) -> str:
         scaling=board.scaling,
         sensitivity=board.sensitivity,
         left_out=board.left_out,
+        month=month_rows(board.month) if board.month else [],
         ranks=ranks(result.nodes, result.gpus_per_node, result.gpus_by_node),
         sections=_sections(board),
         dial=board.dial,

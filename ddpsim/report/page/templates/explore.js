@@ -230,7 +230,7 @@
   };
   const fill = (id, head, rows) => {
     const cell = (tag, words, isText, properties = {}) => make(tag, { textContent: words, className: isText ? "words" : "", ...properties });
-    const texts = head.map((title) => title === "names" || title === "basis" || title === "source");
+    const texts = head.map((title) => title === "names" || title === "basis" || title === "source" || title === "with failures");
     byId(id).replaceChildren(
       make("thead", {}, make("tr", {}, ...head.map((title, i) => (title ? cell("th", title, texts[i], { scope: "col" }) : make("td"))))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((words, i) => (i ? (words instanceof Node ? words : cell("td", words, texts[i])) : cell("th", words, false, { scope: "row" })))))));
@@ -372,13 +372,15 @@
     byId("interval").textContent = `${answer.interval.name} ${answer.interval.text}`;
     fill("sources", ["input", "effect", "basis"], answer.sources.map((source) => [source.input, source.text, source.basis]));
     fill("cost", ["of", "time", "GPU-hours", "price"], answer.cost.map((row) => [row.what, row.time, row.gpu_hours, row.money ?? "\u2013"]));
+    byId("with-failures").hidden = !answer.month.length;
+    fill("month", ["30 days of steps", "with failures"], answer.month);
     byId("price").textContent = answer.cost[0].source ?? "No list price of this machine is known.";
     byId("next").replaceChildren(...answer.next.map(({ why, settings }) => {
       const canTry = settings.length && !settings.some((setting) => setting.includes("MEASURED"));
       const words = canTry ? [make("button", { type: "button", textContent: "Try", title: settings.join(" "), onclick: () => change(settings) }), " "] : [];
       return make("li", {}, ...words, why);
     }));
-    for (const id of ["interval", "sources", "cost", "next"]) fresh(id);
+    for (const id of ["interval", "sources", "cost", "month", "next"]) fresh(id);
   };
   let scaling = null;
   const drawScaling = () => { if (scaling) draw(byId("drawing-scaling"), scaling.data, { ...scaling.layout, height: 300, legend: { ...scaling.layout.legend, y: -0.3 } }); };
