@@ -10,7 +10,7 @@ TERMS: dict[str, str] = TRAINING | {
     "algorithm": """\
 How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's
 tuner chooses for each size, as `ddpsim collective --tuning` shows.
-docs/explanation/algorithms.md.""",
+docs/explanation/nccl.md.""",
     "amount": """\
 What the step time means for a whole job: how long a billion tokens (a million samples of a model
 without tokens) take on these GPUs, without pauses, and the GPU-hours: time x GPUs. Give
@@ -75,7 +75,7 @@ between nodes. NCCL_DEBUG=INFO shows GDRDMA where it is used. docs/explanation/n
     "host": """\
 The CPU that launches a GPU's work. It sets the step time where it takes longer to launch a
 step's operators (30 to 60 us each, if not measured) than the device to compute them: with
-small batches. A larger batch or torch.compile helps. docs/explanation/host.md.""",
+small batches. A larger batch or torch.compile helps. docs/explanation/compute.md.""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
 the reverse. As a calibration measured it (cluster.profile), else for NCCL by the published
@@ -113,7 +113,7 @@ What a doubling of the GPUs gives: throughput over twice that of half the GPUs (
     "mixed precision": """\
 DDP's own (ddp.mixed_precision): forward and backward use copies of the parameters in half
 precision, and gradients are sent in it. Autocast (workload.precision) is another way.
-docs/explanation/mixed-precision.md.""",
+docs/explanation/hooks.md.""",
     "network model": """\
 What collectives take: by links and NCCL's algorithm, by a cluster profile, or by a log of yours.
 In the interval all of them together are moved to both edges of their 80 % range.""",
@@ -145,7 +145,7 @@ wastes none and starts slowly.""",
 One process of the job, and its GPU: 2 nodes of 8 GPUs have ranks 0 to 15.""",
     "rank variation": """\
 GPUs, hosts and data loaders of one cluster differ, and DDP waits for the slowest. Where a
-scenario does not say how, the interval's upper edge is raised. docs/explanation/stragglers.md.""",
+scenario does not say how, the interval's upper edge is raised. docs/explanation/diagnosis.md.""",
     "rdma": """\
 NICs that move data without the CPU (InfiniBand, RoCE, EFA). With GPUDirect they read GPU
 memory directly; without it data passes through host memory. NCCL's log says `NET/IB`, with
@@ -157,7 +157,7 @@ overlaps. With find_unused_parameters it never happens.""",
     "ring": """\
 A ring all-reduce: each rank sends to its right neighbour and receives from its left, chunk by
 chunk, in 2(N-1) steps of M/N bytes: N-1 to sum (a reduce-scatter), N-1 to spread the sum (an
-all-gather). Whatever N, a rank sends less than 2M bytes. docs/explanation/algorithms.md.""",
+all-gather). Whatever N, a rank sends less than 2M bytes. docs/explanation/nccl.md.""",
     "regret": """\
 By how much a choice takes longer than the best one, per sample: see `ddpsim tune`.""",
     "roofline": """\
@@ -220,7 +220,7 @@ rank has a part), all-gather (parts, for all), broadcast (one rank's data, for a
     "critical batch": """\
 The global batch N from which larger batches pay less: B samples a step need 1 + B/N times the
 samples of a small batch (McCandlish et al. 2018). `ddpsim plan --critical-batch N` counts that;
-ddpsim does not know N. docs/explanation/training.md.""",
+ddpsim does not know N. docs/explanation/training-loop.md.""",
     "estimate": """\
 A step time without a measurement. Device-bound: the GPU's arithmetic sets it. Host-bound: the CPU
 that launches kernels does. `ddpsim run` says which, and what a measured step_time would leave of
@@ -237,7 +237,7 @@ context, NCCL's buffers and what the allocator cannot use are not counted: often
 docs/explanation/memory.md.""",
     "mfu": """\
 Model FLOPs utilization: the FLOPs of the model over the step times the peak of all devices.
-Recomputed forwards do not count. docs/explanation/training.md.""",
+Recomputed forwards do not count. docs/explanation/training-loop.md.""",
     "nccl": """\
 NVIDIA's library of collectives between GPUs, which torch calls for CUDA tensors. Its tuner chooses
 algorithm and protocol by size. nccl-tests measures it: cluster.all_reduce takes such a log.""",

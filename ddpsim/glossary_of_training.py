@@ -19,7 +19,7 @@ before a forward (ddp.broadcast_buffers). Without that each rank keeps its own."
 Activation checkpointing (workload.checkpointing): a block keeps its input alone, and its forward
 runs again in the backward. Memory falls, the backward takes longer. A policy such as selective
 keeps some outputs besides.
-docs/explanation/checkpointing.md.""",
+docs/explanation/memory.md.""",
     "comm hook": """\
 What DDP does to a bucket in place of an all-reduce (ddp.comm_hook). fp16_compress and
 bf16_compress send two bytes a gradient. powerSGD sends narrow matrices, top_k and quantization
@@ -27,7 +27,7 @@ gather fewer bytes, post_localSGD reduces inside a node. All but allreduce chang
     "compile": """\
 torch.compile (workload.compile): fewer operators, so less host time. A compiled graph has its
 gradients at its end; torch splits it at buckets so that DDP can overlap (ddp.optimize_ddp).
-docs/explanation/compile.md.""",
+docs/explanation/compute.md.""",
     "data parallel": """\
 torch.nn.DataParallel, one process for all GPUs of a machine (algorithm: data_parallel):
 parameters leave GPU 0 before each forward and gradients come back after the backward.
@@ -38,14 +38,14 @@ averaged bucket by bucket during the backward. Its reducer copies gradients into
 starts the all-reduces.""",
     "float8": """\
 Linear layers whose products are of one byte an element (workload.float8), as torchao trains them:
-operands are cast and scaled before each product. docs/explanation/float8.md.""",
+operands are cast and scaled before each product. docs/explanation/compute.md.""",
     "host wait": """\
 A call that holds the host until the GPU is done, such as loss.item() (workload.read_loss_every)
 or a GradScaler's step. The GPU then idles until new work is launched.
-docs/explanation/host-waits.md.""",
+docs/explanation/training-loop.md.""",
     "flat parameter": """\
 All parameters of a unit of fsdp1 as one tensor, padded to a multiple of the ranks. It is gathered,
-and its gradient reduced, as one. Source: torch's FlatParameter. docs/explanation/fsdp1.md.""",
+and its gradient reduced, as one. Source: torch's FlatParameter. docs/explanation/sharding.md.""",
     "input copy": """\
 Inputs copied from the host to the device in each micro-batch (workload.input_copy), over PCIe and
 on the stream that computes. What is not pinned is staged by the host first; without non_blocking
@@ -53,7 +53,7 @@ the host waits. Source: CUDA's runtime API. docs/explanation/training-loop.md.""
     "join": """\
 DDP's join() (ddp.join), for ranks with unequal numbers of inputs: every forward counts the ranks
 that have some with an all-reduce, and its host waits. Source: torch's distributed.py.
-docs/explanation/join.md.""",
+docs/explanation/training-loop.md.""",
     "local sgd": """\
 Ranks train alone and average their parameters every few steps (ddp.strategy: local_sgd). It is
 another training than DDP. docs/explanation/strategies.md.""",
@@ -64,14 +64,14 @@ ddp.fsdp1.cpu_offload). Each unit's shards are copied to the GPU before they are
 Each bucket's parameters are updated once it is reduced, and its gradients freed
 (ddp.optimizer_in_backward), or updated by one rank and broadcast (ddp.zero1.overlap_with_ddp).
 Source: torch's optimizer_overlap_hooks.py and ddp_zero_hook.py.
-docs/explanation/optimizer-in-backward.md, docs/explanation/zero.md.""",
+docs/explanation/hooks.md, docs/explanation/zero.md.""",
     "pause": """\
 What the loop does between steps now and then: an evaluation (workload.evaluation) or a checkpoint
 (workload.checkpoint_write) every so many steps. No step has it in its time; epochs and plans count
 it. docs/explanation/training-loop.md.""",
     "power sgd": """\
 A hook that sends two narrow matrices in place of each gradient (ddp.comm_hook: powerSGD). Few
-bytes, but three all-reduces a bucket and a host that waits. docs/explanation/power-sgd.md.""",
+bytes, but three all-reduces a bucket and a host that waits. docs/explanation/hooks.md.""",
     "precision": """\
 torch's arithmetic (workload.precision). amp-bf16 and amp-fp16 are autocast: products in two
 bytes, parameters and gradients in float32. bf16: parameters and gradients in two bytes, too.
@@ -79,7 +79,7 @@ Masters are float32 copies of such parameters, which the optimizer updates.""",
     "quantization": """\
 Hooks of torch that send gradients in 8 bits (ddp.comm_hook: quantization_pertensor or
 _perchannel). They gather, so that bytes grow with the ranks: more than an all-reduce from 8
-ranks on. docs/explanation/gathering-hooks.md.""",
+ranks on. docs/explanation/hooks.md.""",
     "reliability": """\
 What interrupts a training of days (reliability): failures by their mean time between (mtbf),
 detection, spare nodes, restarts, maintenance, spot notices. `plan` then gives the calendar time
@@ -97,14 +97,14 @@ between nodes. A unit is a module whose parameters are gathered, and whose gradi
 reduced, together.""",
     "sync batch norm": """\
 torch.nn.SyncBatchNorm (workload.sync_batch_norm): batch norms with the statistics of all ranks.
-Each layer waits for the network twice a step. docs/explanation/sync-batch-norm.md.""",
+Each layer waits for the network twice a step. docs/explanation/training-loop.md.""",
     "top-k": """\
 A hook that sends the largest gradients alone, with their places (ddp.comm_hook: top_k). What
-arrives grows with the ranks. docs/explanation/gathering-hooks.md.""",
+arrives grows with the ranks. docs/explanation/hooks.md.""",
     "unit prefetch": """\
 An all-gather of the next unit's parameters, launched before this unit's work has ended
 (ddp.fsdp1.backward_prefetch and forward_prefetch; fully_shard always does it in the backward).
-docs/explanation/fsdp1.md.""",
+docs/explanation/sharding.md.""",
     "unused parameters": """\
 Parameters without a gradient in a step. Their bucket is never reduced, so DDP ends the next forward
 with "Expected to have finished reduction in the prior iteration". ddp.find_unused_parameters looks

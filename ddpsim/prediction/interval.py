@@ -1,7 +1,7 @@
 """How far a prediction may be off: the uncertainty of each input, carried through the model.
 
 Each input's standard deviation is measured where it could be and a stated assumption where not
-(docs/explanation/intervals.md). Inputs move the step on their own: the scenario is run
+(docs/explanation/accuracy.md). Inputs move the step on their own: the scenario is run
 again with each one low and high, without jitter, and the differences add in quadrature.
 What is not modelled can only lengthen a step, and widens the interval upwards: interference of gloo
 with compute that was not calibrated, by what was seen on a testbed; ranks, hosts and loaders that

@@ -120,7 +120,7 @@ def test_the_picture_is_the_step() -> None:
 
 
 def test_ddps_own_costs() -> None:
-    text = words("ddp-cost")
+    text = words("index")
     scenario = {
         "schema": "ddpsim/1",
         "workload": {"model": "resnet50", "batch_per_rank": 32, "step_time": "97 ms"},
@@ -132,7 +132,10 @@ def test_ddps_own_costs() -> None:
         ddp = job.scenario.ddp.model_copy(update=options)
         return DdpCosts(job.scenario.cluster.device, ddp)
 
+    alone = scenario | {"cluster": scenario["cluster"] | {"gpus_per_node": 1}}
+    added_s = ddpsim.simulate(ddpsim.load_scenario(alone)).iteration_time_s.mean - 97e-3
     assert f"has {len(job.model.parameters)} gradients" in text
+    assert f"buffers add {1e3 * added_s:.1f} ms to its 97 ms" in text
     unused = costs(find_unused_parameters=True)
     assert f"{1e6 * costs().forward_hook_s:.2f} µs a parameter" in text
     assert f"({1e6 * unused.forward_hook_s:.1f} with `find_unused_parameters`)" in text
@@ -170,7 +173,7 @@ def test_ddps_own_costs() -> None:
     ],
 )
 def test_standard_deviations(row: str, sigma: Uncertainty) -> None:
-    table = rows((EXPLANATION / "intervals.md").read_text("utf-8"))
+    table = rows((EXPLANATION / "accuracy.md").read_text("utf-8"))
     assert table[row][0] == f"{100 * sigma.sigma:.0f} %"
 
 
@@ -199,7 +202,7 @@ _KIB_OF_COLUMNS = (64, 192, 1024, 3 * 1024, 32 * 1024, 128 * 1024, 512 * 1024)
 def test_standard_deviations_by_size(
     row: str, known: from_links.LinkUncertainty, operation: Operation
 ) -> None:
-    table = rows((EXPLANATION / "intervals.md").read_text("utf-8"))
+    table = rows((EXPLANATION / "accuracy.md").read_text("utf-8"))
     network = Network(
         cost=SingleRankCost(),
         uncertainty=known.usual,
@@ -213,7 +216,7 @@ def test_standard_deviations_by_size(
 
 
 def test_what_can_only_lengthen_a_step() -> None:
-    table = rows((EXPLANATION / "intervals.md").read_text("utf-8"))
+    table = rows((EXPLANATION / "accuracy.md").read_text("utf-8"))
     hidden, unequal = interval.GLOO_SLOWDOWN, interval.UNEQUAL_RANKS
     assert table["gloo's interference, not calibrated"] == [
         f"{100 * hidden:.0f} % of the hidden communication"
@@ -227,11 +230,11 @@ def test_what_compute_keeps_is_the_testbeds() -> None:
     profile = json.loads((unpacked() / "testbed" / "cluster.json").read_text("utf-8"))
     kept = [point["share"]["value"] for point in profile["interference"]["compute_kept"]]
     said = f"keeps {kept[1]:.2f} at 1 Gbit/s, {kept[2]:.2f} at 3 and {kept[4]:.2f} at 6"
-    assert said in words("interference")
+    assert said in words("index")
 
 
 def test_what_profiles_predict_is_validated() -> None:
-    text = (EXPLANATION / "profiles.md").read_text("utf-8")
+    text = (EXPLANATION / "links.md").read_text("utf-8")
     for row, nodes in (
         ("1, 2 and 4 x 4 V100 | 16 x 4", "V100 over EDR, 1, 2 and 4 -> 16"),
         ("1, 2 and 4 x 4 V100 | 32 x 4", "V100 over EDR, 1, 2 and 4 -> 32"),

@@ -304,7 +304,7 @@ def operators_and_kernels(model: Model) -> tuple[int, int]:
 
 
 def test_the_host_takes_its_time_for_every_operator() -> None:
-    """Of ResNet-50, whatever the batch (docs/explanation/host.md); kernels alone turn layouts."""
+    """ResNet-50, whatever the batch (docs/explanation/compute.md); kernels alone turn layouts."""
     usual = modelled("resnet50", "amp-bf16")
     assert operators_and_kernels(usual) == (573, 890)
     assert usual.host_s - usual.optimizer.host_s == pytest.approx(30.24e-3, abs=0.05e-3)

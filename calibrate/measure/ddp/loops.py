@@ -1,6 +1,6 @@
 """Training loops over several ranks, one for each strategy, as short as scripts write them.
 
-What each sends, and when: docs/explanation/strategies.md and fully-shard.md.
+What each sends, and when: docs/explanation/strategies.md and sharding.md.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Fitted(_Part):
 
 
 class GlooRing(_Part):
-    """gloo's segmented ring (gloo/allreduce.cc): its formula is in docs/explanation/gloo.md."""
+    """gloo's segmented ring (gloo/allreduce.cc): its formula is in docs/explanation/nccl.md."""
 
     kind: Literal["gloo-ring"] = "gloo-ring"
     queue_s: Fitted = Field(description="once a collective")
