@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app, check_output, input_errors, parsed
+from ddpsim.cli.typer_app import (
+    File,
+    PageOutput,
+    Settings,
+    app,
+    check_page,
+    input_errors,
+    parsed,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from ddpsim.result.capacity import Money
@@ -37,23 +46,26 @@ def compare(
             help="Every strategy against DDP; Megatron's where FILE has it.",
         ),
     ] = False,
+    page: PageOutput = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
 ) -> None:
     """Say what other options would bring, and how surely.
 
     \b
     ddpsim compare scenario.yaml --each-flag
-    ddpsim compare scenario.yaml --each-strategy
+    ddpsim compare scenario.yaml --each-strategy -o strategies.html
     ddpsim compare a.yaml b.yaml c.yaml
     """
     from ddpsim.cli.waiting import waiting
     from ddpsim.questions import compare_documents
     from ddpsim.report.changes import render_comparison
+    from ddpsim.report.page.charts import comparison_charts
     from ddpsim.scenario.document import load
 
     if len(files) == 1 and not (flags or strategies):
         more = "name a second scenario, or add --each-flag or --each-strategy"
         raise typer.BadParameter(more, param_hint="FILES")
+    check_page(page, files[0])
     first, *others = (load(file, settings or ()) for file in files)
     with waiting("no difference has its interval yet"):
         found = compare_documents(
@@ -63,7 +75,10 @@ def compare(
             each_strategy=strategies,
             name=str(files[0]),
         )
-    print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
+    text = render_comparison(found)
+    if page:
+        write_page(page, found.name, comparison_charts(found), text)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
     if all(change.problem for change in found.changes):
         raise typer.Exit(2)
 
@@ -116,6 +131,7 @@ def tune(
         bool,
         typer.Option("--each-strategy", help="zero1, deepspeed, fully_shard and hsdp too."),
     ] = False,
+    page: PageOutput = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
 ) -> None:
     """Find the best bucket caps and options.
@@ -125,19 +141,24 @@ def tune(
     ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
     """
     from ddpsim.cli.waiting import waiting
-    from ddpsim.planning.tune import Limits, tune
+    from ddpsim.planning.tune import Limits, compared_caps, tune
     from ddpsim.prediction.api import checked
+    from ddpsim.report.page.charts import tuning_charts
     from ddpsim.report.tuning import render_tuning
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
 
+    check_page(page, file)
     room = parsed(parse_bytes, memory, "--memory")
     document = load(file, settings or ())
     checked(document)
     limits = Limits(room, global_batch, may_round=rounding, trials=trials, each_strategy=strategies)
     with waiting("the search is not over"):
         found = tune(document, limits)
+        caps = compared_caps(document, found) if page else None
     text = render_tuning(found, str(file), settings or ())
+    if page:
+        write_page(page, found.name, tuning_charts(found, caps), text)
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
 
@@ -197,10 +218,7 @@ def plan(
         bool,
         typer.Option("--each-strategy", help="Under DDP, zero1, deepspeed, fully_shard or hsdp."),
     ] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="PAGE", help="Also write a page with charts."),
-    ] = None,
+    page: PageOutput = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
 ) -> None:
     """Say how many GPUs are needed, and what they cost.
@@ -218,12 +236,12 @@ def plan(
     from ddpsim.prediction.api import checked
     from ddpsim.report.capacity.plan import render_plan
     from ddpsim.report.capacity.strategies import best_strategy, render_strategies
+    from ddpsim.report.page.charts import plan_charts
     from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
     limit = parsed(parse_budget, budget, "--budget")
-    if page:
-        check_output(page, file)
+    check_page(page, file)
     if carbon is not None and pue is None:
         raise typer.BadParameter("needs --pue; 1 leaves the building out", param_hint="--carbon")
     settings = [*(settings or ()), *_failures(mtbf, spares)]
@@ -266,10 +284,7 @@ def plan(
     taken = each[0].settings if each else ()
     text = render_plan(found, str(file), (*settings, *taken))
     if page:
-        from ddpsim.files import write_atomically
-        from ddpsim.report.capacity.page import plan_page
-
-        write_atomically(page, plan_page(found, text).encode("utf-8", "backslashreplace"))
+        write_page(page, found.name, plan_charts(found), text)
     if as_json:
         others = {"strategies": [one.to_dict() for one in each]} if each else {}
         print(json.dumps(found.to_dict() | others, indent=2))

@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.result.sweep import Sweep
+    from ddpsim.scenario.document import Document
 
 from ddpsim.cli.typer_app import File, app, once_each
 
@@ -54,8 +55,8 @@ def sweep(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write all points to .json, .csv or .parquet; each is stored in FILE.journal as "
-            "it ends.",
+            help="Write all points to .json, .csv or .parquet, or a chart to .html; each is stored "
+            "in FILE.journal as it ends.",
         ),
     ] = None,
     resume: Annotated[
@@ -72,12 +73,13 @@ def sweep(
     """Predict all combinations of settings; name the best.
 
     \b
-    ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,50,100
+    ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,50,100 -o caps.html
     ddpsim sweep scenario.yaml --set cluster.nodes=1,2,4,8 --goal throughput --goal gpus -o out.csv
     """
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.report.sweep import render_sweep
     from ddpsim.result.sweep import GOALS
+    from ddpsim.scenario.document import load
 
     goals = goal or ["throughput"]
     if unknown := [name for name in goals if name not in GOALS]:
@@ -88,14 +90,15 @@ def sweep(
         raise typer.BadParameter("give one goal, or two different ones", param_hint="--goal")
     if resume and output is None:
         raise typer.BadParameter("resume what? Name the same -o FILE again", param_hint="--resume")
-    write = None if output is None else _sweep_writer(output)
+    document = load(file)
+    write = None if output is None else _sweep_writer(output, document)
     grid = Grid.of(settings or (), axis or ())
     if not grid.axes:
         raise typer.BadParameter(
             "give an axis of two values or more, such as --set ddp.bucket_cap_mb=1,25,100",
             param_hint="--set",
         )
-    found = _swept(file, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
+    found = _swept(document, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
     if write:
         _written(write, found)
         print(f"wrote {output}", file=sys.stderr)
@@ -116,7 +119,7 @@ def _written(write: Callable[[Sweep], None], found: Sweep) -> None:
         ) from None
 
 
-def _sweep_writer(output: Path) -> Callable[[Sweep], None]:
+def _sweep_writer(output: Path, document: Document) -> Callable[[Sweep], None]:
     """How to write a sweep to a file, by its suffix, known to work before the sweep begins."""
     from ddpsim.files import write_atomically
     from ddpsim.report.sweep import render_csv, render_parquet
@@ -130,15 +133,31 @@ def _sweep_writer(output: Path) -> Callable[[Sweep], None]:
         ".csv": render_csv,
         ".parquet": render_parquet,
     }
+    if output.suffix == ".html":
+        formats[".html"] = _drawer(document)
     if output.suffix not in formats:
         raise typer.BadParameter(
-            f"{output.name!r} ends in none of {', '.join(formats)}", param_hint="-o"
+            f"{output.name!r} ends in none of {', '.join(formats)}, .html", param_hint="-o"
         )
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file", param_hint="-o")
     if not output.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
     return lambda found: write_atomically(output, formats[output.suffix](found))
+
+
+def _drawer(document: Document) -> Callable[[Sweep], bytes]:
+    from ddpsim.planning.sweeps.sweep import with_intervals
+    from ddpsim.report.page.answers import answer_page
+    from ddpsim.report.page.charts import sweep_charts
+    from ddpsim.report.sweep import render_sweep
+
+    def page(found: Sweep) -> bytes:
+        surer = with_intervals(document, found)
+        written = answer_page(surer.name, sweep_charts(surer), render_sweep(surer))
+        return written.encode("utf-8", "backslashreplace")
+
+    return page
 
 
 def _importable(name: str) -> bool:
@@ -148,7 +167,7 @@ def _importable(name: str) -> bool:
 
 
 def _swept(
-    file: Path,
+    document: Document,
     grid: Grid,
     goals: Sequence[str],
     output: Path | None,
@@ -179,7 +198,7 @@ def _swept(
             known = f"{len(journal.known):,} points are in {journal.path}"
             print(f"{known}: those of this sweep are not computed again", file=sys.stderr)
         try:
-            found = sweep(file, grid, goals, workers=workers, journal=journal, progress=told.at)
+            found = sweep(document, grid, goals, workers=workers, journal=journal, progress=told.at)
         except KeyboardInterrupt:
             kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
             count = f" {len(journal.known):,} points" if journal else " nothing is kept"

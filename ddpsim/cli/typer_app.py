@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 import typer
 from typer.core import TyperGroup
 
 from ddpsim.errors import shown
 
+if TYPE_CHECKING:
+    from ddpsim.report.page.charts import Chart
+
 __all__ = [
     "File",
+    "PageOutput",
     "Settings",
     "app",
     "check_output",
+    "check_page",
     "complete_machine",
     "input_errors",
     "new_app",
     "once_each",
     "parsed",
+    "write_page",
 ]
 
 _SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
@@ -183,6 +190,29 @@ def check_output(output: Path, file: Path) -> None:
         raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
     if not output.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
+
+
+PageOutput = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="PAGE", help="Also write a page with charts."),
+]
+
+
+def check_page(output: Path | None, file: Path) -> None:
+    """Raise BadParameter as `check_output` does, and ImportError without what draws pages."""
+    if output:
+        import ddpsim.report.page.shell  # noqa: F401 -- it says what is missing
+
+        check_output(output, file)
+
+
+def write_page(output: Path, name: str, charts: Iterable[Chart], text: str) -> None:
+    """Write an answer as a page, which is the answer's text under its charts."""
+    from ddpsim.files import write_atomically
+    from ddpsim.report.page.answers import answer_page
+
+    write_atomically(output, answer_page(name, charts, text).encode("utf-8", "backslashreplace"))
+    print(f"wrote {output}", file=sys.stderr)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
-from ddpsim.result.changes import Change
+from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import FLAT
 from ddpsim.result.tuning import Tuning
@@ -28,7 +28,7 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["Limits", "TuneError", "tune"]
+__all__ = ["Limits", "TuneError", "compared_caps", "tune"]
 
 # MiB; the second part: a small first bucket starts the communication early
 _CAPS = ("default", *map(str, (1, 2, 5, 10, 15, 25, 35, 50, 75, 100, 150, 250, 500)))
@@ -130,6 +130,15 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         search.noise,
         search.within,
     )
+
+
+def compared_caps(document: Document, found: Tuning) -> Comparison:
+    """Caps of the grid and flat ones, with the other options of a search's pick, as changes."""
+    others = [s for s in found.pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
+    scenario = parse(document)
+    caps = () if scenario.ddp.shards_model else dict.fromkeys((*_CAPS, *found.flat_caps))
+    options = [option(document, *others, *_cap(cap), title=cap) for cap in caps]
+    return compare(scenario, options)
 
 
 def _other_way(scenario: Scenario) -> str:

@@ -131,9 +131,10 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
     for warning in sweep.warnings:
         yield from labelled("! *", warning)
-    yield from labelled(
-        "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
-    )
+    if not any(point.interval_s for point in sweep.points):
+        yield from labelled(
+            "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
+        )
 
 
 def _gain(sweep: Sweep, best: Point) -> str:

@@ -49,11 +49,15 @@ _WITHOUT_NOISE = ("gpus", "memory")
 
 @dataclass(frozen=True)
 class Point:
-    """One scenario of a sweep; `problem` says why it has no `brief`."""
+    """One scenario of a sweep; `problem` says why it has no `brief`.
+
+    `interval_s`: the 80 % interval of its step, where that was asked for.
+    """
 
     settings: tuple[Setting, ...]
     brief: Brief | None
     problem: str | None = None
+    interval_s: tuple[float, float] | None = None
 
     @property
     def usable(self) -> Brief | None:

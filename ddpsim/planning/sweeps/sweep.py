@@ -18,7 +18,9 @@ from ddpsim.planning.sweeps.computation import Computation
 from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
 from ddpsim.planning.sweeps.grid import Axis, Grid
 from ddpsim.planning.sweeps.journal import Journal, Outcome
+from ddpsim.prediction.api import checked_job, predicted
 from ddpsim.prediction.measured_step import as_stated, check_measured
+from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, Point, Sweep
@@ -29,7 +31,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.settings import Setting
 from ddpsim.version import __version__
 
-__all__ = ["Progress", "sweep"]
+__all__ = ["Progress", "sweep", "with_intervals"]
 
 Progress = Callable[[int, int], None]  # points that have ended, and all
 
@@ -92,6 +94,24 @@ def sweep(
         return swept
     step_s = best.brief.iteration_time_s.mean
     return replace(swept, warnings=resolve(chosen).warnings(step_s))
+
+
+def with_intervals(source: Source, swept: Sweep, most: int = 40) -> Sweep:
+    """Return it with the 80 % intervals of its points, which take a prediction each.
+
+    Of more than `most` points only the best and the front have one. Raises ScenarioError.
+    """
+    document, parts = load(source, swept.fixed), Parts()
+    chosen = swept.points if len(swept.points) <= most else (swept.best, *swept.front)
+
+    def told(point: Point) -> Point:
+        if point.brief is None or not any(point is each for each in chosen):
+            return point
+        job = checked_job(document.changed(map(str, point.settings)), parts.of_another_question())
+        interval = predicted(job).prediction_interval_s
+        return replace(point, interval_s=(interval.low, interval.high) if interval else None)
+
+    return replace(swept, points=tuple(map(told, swept.points)))
 
 
 def _noise(scenario: Scenario | None, brief: Brief | None) -> float:

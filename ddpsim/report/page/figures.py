@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
-from textwrap import wrap
 from typing import Any
 
-from ddpsim.report.page.looks import LOOKS, Look
+from ddpsim.report.page.charts import LEGEND_BELOW, edges, sensitivity_figure
+from ddpsim.report.page.looks import Look
 from ddpsim.report.page.tables import parts
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import Storyboard
@@ -15,14 +14,12 @@ from ddpsim.result.words import interval_name
 
 __all__ = ["figures", "scaling_figure"]
 
-_LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
-
 
 def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
     """Plotly's data and layout, by the name of the `drawing-...` element they go into."""
     yield "sweep", _sweep(board)
     yield "scaling", scaling_figure(board.scaling)
-    yield "sensitivity", _sensitivity(board)
+    yield "sensitivity", sensitivity_figure(board.sensitivity)
     if board.choices[board.own].held:
         yield "memory", _memory(board)
 
@@ -47,32 +44,22 @@ def _sweep(board: Storyboard) -> dict[str, Any]:
         if any(part.time_s for part in same)
     ]
     results = [choice.result for choice in board.choices]
-    means_ms = [result.iteration_time_s.mean * 1e3 for result in results]
+    means_s = [result.iteration_time_s.mean for result in results]
     intervals = [result.prediction_interval_s for result in results]
     step = {
         "type": "scatter",
         "mode": "markers",
         "name": f"step, {interval_name(board.result.prediction_interval_s)}",
         "x": names,
-        "y": means_ms,
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [
-                i.high * 1e3 - y if i else 0 for i, y in zip(intervals, means_ms, strict=True)
-            ],
-            "arrayminus": [
-                y - i.low * 1e3 if i else 0 for i, y in zip(intervals, means_ms, strict=True)
-            ],
-            "color": "--ink",
-        },
+        "y": [mean_s * 1e3 for mean_s in means_s],
+        "error_y": edges(means_s, [(i.low, i.high) if i else None for i in intervals], 1e3),
         "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
         "hovertemplate": "step: %{y:.4~g} ms<extra></extra>",
     }
     layout = {
         "barmode": "stack",
         "height": 420,
-        "legend": _LEGEND_BELOW,
+        "legend": LEGEND_BELOW,
         "xaxis": {"title": {"text": _dial_words(board)}, "type": "category"},
         "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
     }
@@ -93,19 +80,14 @@ def scaling_figure(points: Sequence[Result]) -> dict[str, Any]:
     """Throughput by nodes with its interval, beside that of devices that never wait."""
     names = [f"{point.nodes}" for point in points]
     rates = [point.throughput_samples_per_s for point in points]
-    edges = [_throughput_edges(point) for point in points]
+    bounds = [_throughput_edges(point) for point in points]
     predicted = {
         "type": "scatter",
         "mode": "lines+markers",
         "name": f"predicted, {interval_name(points[0].prediction_interval_s)}",
         "x": names,
         "y": rates,
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [high - rate for (_, high), rate in zip(edges, rates, strict=True)],
-            "arrayminus": [rate - low for (low, _), rate in zip(edges, rates, strict=True)],
-        },
+        "error_y": edges(rates, bounds, 1),
         "line": {"color": "--backward", "width": 2},
         "marker": {"size": 8},
         "hovertemplate": "%{x} nodes: %{y:.5~g} samples/s<extra></extra>",
@@ -122,7 +104,7 @@ def scaling_figure(points: Sequence[Result]) -> dict[str, Any]:
     }
     layout = {
         "height": 380,
-        "legend": _LEGEND_BELOW,
+        "legend": LEGEND_BELOW,
         "xaxis": {"title": {"text": "nodes"}, "type": "category"},
         "yaxis": {"title": {"text": "samples/s"}, "rangemode": "tozero"},
     }
@@ -136,25 +118,6 @@ def _throughput_edges(result: Result) -> tuple[float, float]:
         return rate, rate
     samples = rate * result.iteration_time_s.mean
     return samples / interval.high, samples / interval.low
-
-
-def _sensitivity(board: Storyboard) -> dict[str, Any]:
-    """The change of the step for each single change, the largest on top."""
-    entries = board.sensitivity[::-1]
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [entry.change_s * 1e3 for entry in entries],
-        "y": ["<br>".join(map(escape, wrap(entry.what, 22))) for entry in entries],
-        "marker": _marker(LOOKS["backward"]),
-        "hovertemplate": "%{x:.4~g} ms<extra></extra>",
-    }
-    layout = {
-        "height": 90 + 52 * len(entries),
-        "xaxis": {"title": {"text": "change of the step, ms"}},
-        "yaxis": {"type": "category"},
-    }
-    return {"data": [bars], "layout": layout}
 
 
 def _dial_words(board: Storyboard) -> str:
@@ -191,7 +154,7 @@ def _memory(board: Storyboard) -> dict[str, Any]:
     ]
     layout = {
         "height": 380,
-        "legend": _LEGEND_BELOW,
+        "legend": LEGEND_BELOW,
         "xaxis": {"title": {"text": "from the start of the step, ms"}},
         "yaxis": {"title": {"text": "GiB a rank"}, "rangemode": "tozero"},
     }

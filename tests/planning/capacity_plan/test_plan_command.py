@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.prices import merged, read_prices, written
-from ddpsim.report.capacity.page import plan_page
+from ddpsim.report.page.answers import answer_page
+from ddpsim.report.page.charts import plan_charts
 from ddpsim.result.capacity import CapacityPlan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -153,8 +154,7 @@ def test_prices_are_merged_with_newer_rows(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_the_page_has_charts_and_the_text(imagenet: CapacityPlan, cli: Cli, tmp_path: Path) -> None:
-    page = plan_page(imagenet, "as text <b>")
-    assert page == plan_page(imagenet, "as text <b>")
+    page = answer_page(imagenet.name, plan_charts(imagenet), "as text <b>")
     assert 'id="drawing-time"' in page
     assert "as text &lt;b&gt;" in page
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])

@@ -1,0 +1,266 @@
+"""Charts of answers: plotly's data and layout, whose colours are named as page.css names them.
+
+Pages take them as they are; notebooks put hues in place of the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import cycle
+from math import ceil, floor, log10
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from ddpsim.result.capacity import Capacity, CapacityPlan
+from ddpsim.result.changes import Change, Comparison, Sensitivity
+from ddpsim.result.diagnosis import WORTH_SAYING, Diagnosis
+from ddpsim.result.sweep import Point, Sweep
+from ddpsim.result.tuning import Tuning
+from ddpsim.settings import Setting
+
+__all__ = [
+    "LEGEND_BELOW",
+    "Chart",
+    "comparison_charts",
+    "diagnosis_figure",
+    "edges",
+    "plan_charts",
+    "sensitivity_figure",
+    "sweep_charts",
+    "tuning_charts",
+]
+
+LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
+_DAY_S = 86400.0
+_CHANGE = "change of the step, ms"
+_SERIES = ("--backward", "--exposed", "--hidden", "--copies", "--optimizer", "--forward")
+_VERDICTS = (
+    "Green is faster and orange slower, even at the near end of the 80 % interval; of grey ones "
+    "nobody can tell."
+)
+
+
+class Chart(NamedTuple):
+    """A figure of a page, under a heading, with what it shows in words; `key` is its HTML id."""
+
+    key: str
+    heading: str
+    words: str
+    figure: dict[str, Any]
+
+
+def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
+    """Steps over the values of the first axis, a line for all else that is the same."""
+    keys = ", ".join(sweep.axes[0][0]) if sweep.axes else "no axis"
+    hollow = "; hollow ones do not fit in memory" if _does_not_fit(sweep) else ""
+    known = sum(1 for point in sweep.points if point.interval_s)
+    of = "Bars are 80 % intervals" if known else "No interval can be had"
+    some = f" of {known} points" if 0 < known < len(sweep.points) else ""
+    yield Chart("sweep", f"Step by {keys}", f"{of}{some}{hollow}.", _sweep_figure(sweep))
+
+
+def comparison_charts(comparison: Comparison) -> Iterator[Chart]:
+    """The changes that can be had, the fastest on top."""
+    known = [change for change in comparison.changes if not change.problem]
+    figure = _changes_figure(sorted(known, key=lambda change: change.change_s))
+    against = f" against {comparison.baseline}" if comparison.baseline else ""
+    yield Chart("changes", f"Change of the step{against}", _VERDICTS, figure)
+
+
+def tuning_charts(tuning: Tuning, caps: Comparison | None = None) -> Iterator[Chart]:
+    """What pick and fastest bring, then `caps`: each with the other options of the pick."""
+    chosen = list({each.title: each for each in (tuning.pick, tuning.fastest)}.values())
+    yield Chart("pick", "Change of the step by the choice", _VERDICTS, _changes_figure(chosen))
+    known = [change for change in caps.changes if not change.problem] if caps else []
+    words = f"Each cap, MiB, with the other options of the choice. {_VERDICTS}"
+    if known:
+        yield Chart("caps", "Change of the step by bucket cap", words, _changes_figure(known))
+
+
+def plan_charts(plan: CapacityPlan) -> Iterator[Chart]:
+    """Time, and cost or GPU-hours, over the number of GPUs; the answer is marked."""
+    band = "8 of 10 runs" if plan.answer.long_run else "80 % interval"
+    cost = f"cost, {plan.price.currency}" if plan.price else "GPU-hours"
+    times = [_in_days(size) for size in plan.sizes]
+    costs = [_costs(size, is_priced=plan.price is not None) for size in plan.sizes]
+    words = f"The band is the {band}."
+    of_time = f"Days of the whole work. {words}"
+    yield Chart("time", "Time by number of GPUs", of_time, _plan(plan, times, "time, days", band))
+    heading = f"{cost[:1].upper()}{cost[1:]} by number of GPUs"
+    yield Chart("cost", heading, words, _plan(plan, costs, cost, band))
+
+
+def _changes_figure(changes: Sequence[Change]) -> dict[str, Any]:
+    """A bar a change: by how many milliseconds the step is longer, with its interval."""
+    colours = [
+        "--idle" if not each.is_sure else "--hidden" if each.change_s < 0 else "--exposed"
+        for each in changes
+    ]
+    names, values = [each.title for each in changes], [each.change_s for each in changes]
+    figure = _bars(names, [value * 1e3 for value in values], _CHANGE, colours)
+    bounds = [(each.low_s, each.high_s) for each in changes]
+    figure["data"][0]["error_x"] = edges(values, bounds, 1e3)
+    return figure
+
+
+def sensitivity_figure(entries: Sequence[Sensitivity]) -> dict[str, Any]:
+    """A bar an input: by how many milliseconds the step is longer when it changes."""
+    values = [each.change_s * 1e3 for each in entries]
+    return _bars([each.what for each in entries], values, _CHANGE, "--backward")
+
+
+def diagnosis_figure(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A bar a cause that is worth saying: its probability in percent."""
+    found = [each for each in diagnosis.causes if each.probability >= WORTH_SAYING]
+    values = [each.probability * 100 for each in found]
+    return _bars([each.text for each in found], values, "probability, %", "--backward")
+
+
+def edges(
+    values: Sequence[float], bounds: Sequence[tuple[float, float] | None], scale: float
+) -> dict[str, Any]:
+    """Plotly's error bars from values to their lower and upper bounds, in other units by `scale`.
+
+    A value without bounds has no bar.
+    """
+    known = [both or (value, value) for value, both in zip(values, bounds, strict=True)]
+    pairs = list(zip(values, known, strict=True))
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [(high - value) * scale for value, (_, high) in pairs],
+        "arrayminus": [(value - low) * scale for value, (low, _) in pairs],
+        "color": "--ink",
+    }
+
+
+def _bars(
+    names: Sequence[str], values: Sequence[float], unit: str, colour: str | Sequence[str]
+) -> dict[str, Any]:
+    """Horizontal bars, the first one at the top."""
+    rows = [wrap(name, 33) or [""] for name in names]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": list(values),
+        "y": ["<br>".join(escape(line, quote=False) for line in lines) for lines in rows],
+        "marker": {"color": colour, "line": {"color": "--edge", "width": 0.75}},
+        "hovertemplate": "%{y}: %{x:.4~g}<extra></extra>",
+    }
+    a_row = 14 + 17 * max(map(len, rows), default=1)  # px
+    layout = {
+        "height": 90 + a_row * len(rows),
+        "xaxis": {"title": {"text": unit}},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+    }
+    return {"data": [bars], "layout": layout}
+
+
+def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
+    keys, values = sweep.axes[0] if sweep.axes else ((), ((),))
+    series: dict[str, list[Point]] = {}
+    for point in sweep.points:
+        if point.brief:
+            series.setdefault(_labels(point.settings[len(keys) :]), []).append(point)
+    lines = [
+        _line(name, points, len(keys), colour)
+        for (name, points), colour in zip(series.items(), cycle(_SERIES), strict=False)
+    ]
+    layout = {
+        "height": 420 + 20 * len(series),
+        "showlegend": len(series) > 1,
+        "legend": LEGEND_BELOW,
+        "xaxis": {
+            "title": {"text": _shown(", ".join(keys))},
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_shown(" with ".join(value)) for value in values],
+        },
+        "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
+    }
+    return {"data": lines, "layout": layout}
+
+
+def _line(name: str, points: Sequence[Point], moving: int, colour: str) -> dict[str, Any]:
+    """The steps of points of which the first `moving` settings differ."""
+    steps_s = [point.brief.iteration_time_s.mean for point in points if point.brief]
+    bounds = [point.interval_s for point in points]
+    bars = {"error_y": edges(steps_s, bounds, 1e3) | {"color": colour}} if any(bounds) else {}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": [
+            _shown(" with ".join(value for _, value in point.settings[:moving])) for point in points
+        ],
+        "y": [step_s * 1e3 for step_s in steps_s],
+        "line": {"color": colour},
+        "marker": {
+            "size": 8,
+            "symbol": ["circle" if point.usable else "circle-open" for point in points],
+        },
+        "hovertemplate": "%{x}: %{y:.4~g} ms<extra></extra>",
+    } | bars
+
+
+def _does_not_fit(sweep: Sweep) -> bool:
+    return any(point.brief and not point.usable for point in sweep.points)
+
+
+def _in_days(size: Capacity) -> tuple[float, float, float]:
+    """Median or mean, and the edges of the band."""
+    time_s, bounds_s = size.calendar_s
+    low_s, high_s = bounds_s or (time_s, time_s)
+    return time_s / _DAY_S, low_s / _DAY_S, high_s / _DAY_S
+
+
+def _costs(size: Capacity, *, is_priced: bool) -> tuple[float, float, float]:
+    """Cost or GPU-hours, and what the edges of the time make of it."""
+    hours, cost = size.billed
+    middle = cost if is_priced and cost is not None else hours
+    time, low, high = _in_days(size)
+    return middle, middle * low / time, middle * high / time
+
+
+def _plan(
+    plan: CapacityPlan, values: Sequence[tuple[float, float, float]], title: str, band: str
+) -> dict[str, Any]:
+    """A line over GPUs with a band, both axes by powers; the answer is marked."""
+    gpus = [size.gpus for size in plan.sizes]
+    middle, low, high = (list(each) for each in zip(*values, strict=True))
+    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    shown = {"x": gpus, "hovertemplate": "%{x} GPUs: %{y:.3~g}<extra></extra>"}
+    chosen = gpus.index(plan.answer.gpus)
+    data = [
+        edge | {"x": gpus, "y": low, "showlegend": False},
+        edge | {"x": gpus, "y": high, "name": band, "fill": "tonexty", "fillcolor": "--line"},
+        shown | {"type": "scatter", "mode": "lines+markers", "name": title, "y": middle}
+        | {"line": {"color": "--backward"}},
+        {"type": "scatter", "mode": "markers", "name": "answer", "x": [gpus[chosen]]}
+        | {"y": [middle[chosen]], "marker": {"color": "--ink", "symbol": "diamond", "size": 12}},
+    ]  # fmt: skip
+    layout = {
+        "height": 380,
+        "legend": LEGEND_BELOW,
+        "xaxis": {"title": {"text": "GPUs"}, "type": "log", "tickvals": gpus},
+        "yaxis": {"title": {"text": title}, "type": "log", **_ticks(min(low), max(high))},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _ticks(low: float, high: float) -> dict[str, list[float]]:
+    """Whole numbers at 1, 2 and 5: over a wide range Plotly writes bare digits between decades."""
+    if high < 3 * low:
+        return {}
+    decades = range(floor(log10(low)), ceil(log10(high)))
+    return {"tickvals": [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]}
+
+
+def _labels(settings: Sequence[Setting]) -> str:
+    return _shown(", ".join(map(str, settings)))
+
+
+def _shown(text: str) -> str:
+    """Text that plotly does not take for tags."""
+    return escape(text, quote=False)
