@@ -140,7 +140,7 @@ def test_the_linearised_form_is_the_estimate_near_a_device(kind: str) -> None:
 
 
 def test_half_of_the_models_predict_the_others_on_a_real_core(core: DeviceRecord) -> None:
-    """The claim of docs/how-to/calibrate-device.md."""
+    """The claim of docs/how-to/calibrate.md."""
     errors = [abs(error) for _, error in errors_of_halves(core)]
     assert len(errors) == len(measured_steps(core))
     assert len({step.model for step in measured_steps(core)}) == 14
