@@ -14,6 +14,7 @@ from validation.markdown import markdown
 __all__ = ["with_verdicts"]
 
 _TABLE = re.compile(r"^\| claim \| verdict \|\n(\|.*\n)+", re.MULTILINE)
+_REPORTS = re.compile(r"^\| report \| reported \| .*\n(\|.*\n)+", re.MULTILINE)
 _TIME_US = re.compile(r"^ +14000000000 .* sum ([\d.]+) ", re.MULTILINE)
 _GPU_GB = 85.9
 
@@ -22,7 +23,28 @@ def with_verdicts(page: str, found: Mapping[str, Any]) -> str:
     """The page with its table made of `found`: names and values that the snippets leave."""
     rows = (*_network(found), *_options(found), *_sizes(found), *_collectives(page, found))
     verdicts = markdown(("claim", "verdict"), rows) + "\n"
-    return _TABLE.sub(lambda _: verdicts, page, count=1)
+    reports = markdown(("report", "reported", "here", "not given"), _sharding(found)) + "\n"
+    return _REPORTS.sub(lambda _: reports, _TABLE.sub(lambda _: verdicts, page, count=1), count=1)
+
+
+def _sharding(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    ddp, whole, third = found["olmo_tokens_per_s"]
+    off = f"{100 * (third / 1790 - 1):+.0f} %"
+    fitted = f"GPUs and links, fitted to two of three rows; the third is {off} off"
+    yield "OLMo#762: DDP over FSDP, tokens/s", "4.6 x", f"{ddp / whole:.1f} x", fitted
+    low, high = found["fairseq_longer"]
+    longer = f"{low} to {high} x"
+    yield "fairseq#4529: FSDP over DDP, a step", "3.6 x", longer, "model, GPUs, network"
+    nvlink, pcie = found["kept_gain"]
+    kept = f"{100 * (nvlink - 1):+.0f} to {100 * (pcie - 1):+.0f} %"
+    yield "torchtune#2402: parameters kept, tokens/s", "+8 %", kept, "GPUs, batch"
+    hsdp, fsdp, _ = found["experts_s"]
+    gain = f"{fsdp / hsdp:.1f} x"
+    yield "pith-train#40: HSDP over FSDP", "1.34 x", gain, "a pipeline, which is not modelled"
+    one_nic, four_nics = (" / ".join(map(str, each)) for each in found["weather_left"])
+    name, reported = "WeatherGenerator#1246: FSDP / HSDP / DDP", "0.933 / 0.945 / 0.95"
+    yield f"{name}, 1 to 2 nodes", reported, one_nic, "model, GPUs, network"
+    yield "the same with 4 NICs of 200 Gbit/s a node", "", four_nics, ""
 
 
 def _network(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
