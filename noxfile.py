@@ -80,6 +80,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The live page without a server, in `site/try`, and its test; needs npm, pip and Chromium."""
+    session.run("python", "tools/browser_page.py", "site/try", *session.posargs)
+    test, site = "tests/explore/test_without_server.py", str(Path("site/try").resolve())
+    session.run("python", "-m", "pytest", test, env={"DDPSIM_BROWSER_PAGE": site})
+
+
+@nox.session
 def validation(session: nox.Session) -> None:
     """Predict every recorded campaign anew and write the validation pages."""
     session.run("python", "tools/make_validation.py")

@@ -15,6 +15,8 @@ with its line and column.
 
 from __future__ import annotations
 
+import json
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +27,8 @@ from ddpsim.explore.controls import controls, leaving, places
 from ddpsim.explore.edit import edited
 from ddpsim.explore.events import events
 from ddpsim.explore.lessons import LESSONS, SCENARIO
+from ddpsim.files import json_of
 from ddpsim.importers.prices import listed_price, read_prices
-from ddpsim.planning.capacity_plan.long_run import month_of
 from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.storyboard import draw, node_counts, storyboard
 from ddpsim.prediction.api import checked_job, predicted
@@ -46,11 +48,12 @@ from ddpsim.units import format_bytes, format_duration, format_number, format_pe
 from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
-__all__ = ["SCHEMA", "Given", "answer", "problem"]
+__all__ = ["SCHEMA", "Given", "answer", "answered", "json_answer", "problem"]
 
 SCHEMA = "ddpsim.explore/1"
 _MOST_BYTES = 256 * 1024  # of a scenario's text
 _MOST_SETTINGS = 200
+_MOST_IN_BROWSER = 1024  # ranks: WebAssembly takes some ten times as long
 _MEMORY = ("parameters", "gradients", "buckets", "optimizer", "buffers", "activations")
 
 
@@ -88,6 +91,24 @@ def answer(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
     except DdpsimError as error:
         return {**problem(str(part), Problem(given.name, "", error.reason)), "text": text}
     return {"schema": SCHEMA, "part": part, "text": text, **answered}
+
+
+def answered(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
+    """What `answer` returns; a fault of ours, or of an installation, is a problem, too."""
+    try:
+        return answer(question, given)
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}, which is not here"
+    except Exception:  # noqa: BLE001 -- the page goes on
+        traceback.print_exc()
+        reason = "a fault of ddpsim; the terminal, or the browser's console, says more"
+    return problem(str(question.get("part")), Problem(given.name, "", reason))
+
+
+def json_answer(question: str) -> str:
+    """Answer a question of a page without a server, both as JSON; no file can be named."""
+    given = Given("scenario.yaml", preset_text(SCENARIO), most_ranks=_MOST_IN_BROWSER)
+    return json.dumps(answered(json_of(question), given))
 
 
 def problem(part: str, *problems: Problem) -> dict[str, Any]:
@@ -221,6 +242,8 @@ def _memory(memory: Memory) -> dict[str, Any]:
 
 
 def _sure(document: Document) -> dict[str, Any]:
+    from ddpsim.planning.capacity_plan.long_run import month_of  # noqa: PLC0415 -- numpy
+
     job = checked_job(document)
     result = predicted(job)
     interval, training = result.prediction_interval_s, result.training

@@ -7,14 +7,18 @@ from ddpsim.report.page.shell import packaged, render
 __all__ = ["explore_page"]
 
 
-def explore_page() -> str:
-    """The page as one file; it may call the server that it came from, and nothing else."""
+def explore_page(worker: str = "") -> str:
+    """The page as one file; it may call the server that it came from, and nothing else.
+
+    `worker`: the script beside it that answers in place of a server, see templates/worker.js.
+    """
     return render(
         packaged("explore.html"),
         "ddpsim explore",
-        {},
+        {"worker": worker},
         {},
         scripts=("drawing.js", "explore.js"),
         styles=("page.css", "explore.css"),
-        connect="'self'",
+        connect="'none'" if worker else "'self'",
+        workers="'self'" if worker else "'none'",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from ddpsim.errors import Problem
-from ddpsim.explore.answer import Given, answer, problem
+from ddpsim.explore.answer import Given, answered, problem
 
 __all__ = ["Worker"]
 
@@ -69,13 +68,4 @@ class Worker:
 def _serve(connection: Connection, given: Given) -> None:
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
-            connection.send(_answered(connection.recv(), given))
-
-
-def _answered(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
-    try:
-        return answer(question, given)
-    except Exception:  # noqa: BLE001 -- the page goes on; the terminal has the traceback
-        traceback.print_exc()
-        reason = "a fault of ddpsim; the terminal says more, please report it"
-        return problem(str(question.get("part")), Problem(given.name, "", reason))
+            connection.send(answered(connection.recv(), given))

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-from ddpsim.engine.batch import run_many
-from ddpsim.engine.least import least_step_s
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.prediction.api import scenario_of
 from ddpsim.prediction.job import Job
@@ -132,6 +130,8 @@ def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[i
 
 def _least(job: Job, parts: Parts, *, closely: bool = False) -> Brief:
     """Of the shortest step that a job can take; nobody asks for its scaling."""
+    from ddpsim.engine.least import least_step_s  # noqa: PLC0415 -- numpy, which steps do without
+
     least_ns = max(1, floor(least_step_s(job.request(), closely=closely) * NS_PER_S))
     ranks, memory = job.scenario.cluster.world_size, parts.memory(job)
     return SteadyStep([least_ns], 0, 0).brief(job.samples_per_rank, ranks, 0.0, memory)
@@ -159,6 +159,8 @@ def _alone(job: Job, parts: Parts) -> Brief | DdpsimError:
 def _briefs(
     jobs: Sequence[Job], parts: Parts, advance: Callable[[float], None] = lambda _: None
 ) -> tuple[Brief, ...]:
+    from ddpsim.engine.batch import run_many  # noqa: PLC0415 -- numpy, which steps do without
+
     steps = run_many([job.request() for job in jobs], lambda part: advance((1 - _BUILT) * part))
     return tuple(_brief(job, step, parts) for job, step in zip(jobs, steps, strict=True))
 

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError
-from ddpsim.planning.capacity_plan.long_run import month_of
 from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import (
@@ -59,6 +58,8 @@ def storyboard(
     is drawn too. Raises ScenarioError if the scenario itself is wrong; another choice that cannot
     be simulated is left out, and named with its reason.
     """
+    from ddpsim.planning.capacity_plan.long_run import month_of  # noqa: PLC0415 -- numpy
+
     document, parts = load(source, overrides), Parts()
     scenario = checked(document)
     dial, own, values = dialled(scenario) or strategies(scenario)

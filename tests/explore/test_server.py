@@ -47,7 +47,7 @@ def test_the_page_and_its_answers(server: Server) -> None:
     assert "ResNet" not in page  # nor anything else of a scenario
     policy = page.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:; ")
-    assert "connect-src 'self'; script-src 'sha256-" in policy
+    assert "connect-src 'self'; worker-src 'none'; script-src 'sha256-" in policy
     status, headers, content = asked(server)
     assert status == 200
     assert headers["Content-Type"] == "application/json"

@@ -32,11 +32,13 @@ def render(
     scripts: Sequence[str] = ("drawing.js", "page.js"),
     styles: Sequence[str] = ("page.css",),
     connect: str = "'none'",
+    workers: str = "'none'",
     **values: Any,
 ) -> str:
     """A page from a template that extends shell.html; plotly's basic script is in it (1.1 MiB).
 
-    `scripts` and `styles` are ours, in this order; `connect`: whom the page may call.
+    `scripts` and `styles` are ours, in this order; `connect`: whom the page may call; `workers`:
+    whose scripts it may run beside itself.
 
     `data` is what page.js draws: `figures`, plotly's data and layout by the name of their
     `drawing-...` element, whose colours may be named as the style sheet does, and a `timeline`.
@@ -63,6 +65,7 @@ def render(
         data=data,
         hashes=" ".join(map(_hash, code)),
         connect=connect,
+        workers=workers,
         scripts=code,
         style="".join(map(packaged, styles)),
     )

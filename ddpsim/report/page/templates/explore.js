@@ -18,8 +18,16 @@
     byId("note").classList.toggle("bad", isBad);
   };
 
-  // ---- the one function
-  const ask = async (question) => {
+  // ---- the one function: of a server, or of a worker in which the simulator runs
+  const { worker } = JSON.parse(byId("data").textContent);
+  const asker = (name) => {
+    const python = new Worker(name, { type: "module" });
+    const waiting = []; // answers come in the order of their questions
+    python.onmessage = ({ data }) => { if (data.note === undefined) waiting.shift()(data.answer); else tell(data.note, data.isBad); };
+    python.onerror = () => tell(`${name} cannot be loaded: this page is not built whole.`, true);
+    return (question) => new Promise((done) => { waiting.push(done); python.postMessage(question); });
+  };
+  const askServer = async (question) => {
     const token = localStorage.getItem(TOKEN) || "";
     const headers = { "Content-Type": "application/json", "X-Ddpsim-Token": token };
     for (;;) {
@@ -44,6 +52,7 @@
       headers["X-Ddpsim-Token"] = localStorage.getItem(TOKEN) || "";
     }
   };
+  const ask = worker ? asker(worker) : askServer;
   // one call at a time; whatever comes meanwhile is asked once, when that has ended
   const latest = (run) => {
     let isBusy = false;
