@@ -27,6 +27,7 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S, format_bytes
+from ddpsim.wording import counted
 
 __all__ = ["collective_table", "load_cluster", "tuner_of"]
 
@@ -127,9 +128,7 @@ def collective_table(
         cluster.nodes,
         cluster.gpus_per_node,
         _summary(network, scenario),
-        tuple(
-            _row(network, operation, size, cluster.world_size, measured.get(size)) for size in sizes
-        ),
+        tuple(_row(network, operation, size, cluster, measured.get(size)) for size in sizes),
         against=None if against is None else str(against),
     )
 
@@ -143,24 +142,28 @@ def _summary(network: Network, scenario: Scenario) -> str:
         if entry.input in where
     ]
     said = "links: " + "; ".join(links) if links else network.bottleneck
+    if scenario.cluster.algorithm == "parameter_server":
+        servers, ranks = scenario.cluster.servers or 1, scenario.cluster.world_size
+        said += f"; {counted(servers, 'server')}, sending {ranks / servers:.3g} times the size each"
     busy = scenario.cluster.background or scenario.cluster.stragglers
     return said + ("; alone: no other traffic, no stragglers" if busy else "")
 
 
 def _row(
-    network: Network, operation: Operation, size: int, ranks: int, measured_s: float | None
+    network: Network, operation: Operation, size: int, cluster: Cluster, measured_s: float | None
 ) -> CollectiveRow:
     cost, known = network.plain_cost, network.uncertainty_of(size, operation)
     if is_logged(cost, operation, size):
         known = network.shard_logs
     factor = known.factor if known else 1.0
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
-    turns = TURNS.get(operation)
+    ranks, turns = cluster.world_size, TURNS.get(operation)
     carried = turns * (ranks - 1) / ranks if turns else 1.0
     chosen = _choice(cost, operation, size)
     bandwidths = (size / time_s, carried * size / time_s)
     edges = (time_s / factor, time_s * factor)
-    return CollectiveRow(size, time_s, *edges, *bandwidths, chosen, measured_s)
+    sent = 1.0 if cluster.algorithm == "parameter_server" else carried
+    return CollectiveRow(size, time_s, *edges, *bandwidths, sent * size, chosen, measured_s)
 
 
 def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ddpsim.result.collective import CollectiveRow, CollectiveTable
+from ddpsim.units import format_bytes
 
 __all__ = ["render_table"]
 
@@ -23,12 +24,12 @@ def _lines(table: CollectiveTable) -> Iterator[str]:
     more = f"{'measured':>11}{'error':>8}" if held else ""
     yield (
         f"#{'size':>14}{'count':>14}{'type':>8}{'redop':>7}{'time':>11}{'algbw':>9}{'busbw':>9}"
-        f"{more}{'80 % of times':>20}  choice"
+        f"{more}{'a GPU sends':>13}{'80 % of times':>22}  choice"
     )
     units = f"{'(us)':>11}{'':>8}" if held else ""
     yield (
         f"#{'(B)':>14}{'(elements)':>14}{'':>8}{'':>7}{'(us)':>11}{'(GB/s)':>9}{'(GB/s)':>9}{units}"
-        f"{'(us)':>20}"
+        f"{'':>13}{'(us)':>22}"
     )
     redop = "sum" if table.operation in ("all_reduce", "reduce_scatter") else "none"
     for row in table.rows:
@@ -46,7 +47,8 @@ def _row(row: CollectiveRow, redop: str, *, held: bool) -> str:
         f" {row.size_bytes:>14}{row.size_bytes // 4:>14}{'float':>8}{redop:>7}"
         f"{row.time_s * 1e6:>11.2f}{row.algbw_bytes_per_s / 1e9:>9.2f}"
         f"{row.busbw_bytes_per_s / 1e9:>9.2f}{beside}"
-        f"  {f'{row.low_s * 1e6:.4g} to {row.high_s * 1e6:.4g}':>18}  {row.choice}"
+        f"{format_bytes(row.sent_bytes):>13}"
+        f"  {f'{row.low_s * 1e6:.4g} to {row.high_s * 1e6:.4g}':>20}  {row.choice}"
     ).rstrip()
 
 

@@ -14,6 +14,8 @@ SCHEMA = "ddpsim.collective/1"
 class CollectiveRow:
     """One message: `algbw` = size / time, `busbw` = what each rank's link carries of it.
 
+    `sent_bytes`: what a GPU sends, 2(N-1)/N of the size in an all-reduce of N ranks, on average in
+    a tree; to parameter servers the size. NVLink's switches that add spare about half of it.
     The time lies between `low_s` and `high_s` in 80 % of cases. `choice` is the algorithm and
     protocol, "" where a log or a profile says the time.
     `measured_s`: from the log that it is compared with.
@@ -25,6 +27,7 @@ class CollectiveRow:
     high_s: float
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
+    sent_bytes: float
     choice: str = ""
     measured_s: float | None = None
 

@@ -33,12 +33,22 @@ def test_the_table_has_nccl_tests_columns(cli: Callable[..., Any]) -> None:
     shown = cli("collective", "--machine", "dgx-a100", "--sizes", "1M..4M").out.splitlines()
     assert shown[0] == "# all_reduce, 8 ranks (1 x 8), in place"
     assert shown[2].split()[:8] == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw"]
-    size, count, kind, redop, time_us, algbw, busbw, low, _, high, *choice = shown[4].split()
+    size, count, kind, redop, time_us, algbw, busbw, *ours = shown[4].split()
+    sent, unit, low, _, high, *choice = ours
+    assert (sent, unit) == ("1.75", "MiB")  # 2(N-1)/N of 1 MiB
     assert float(low) < float(time_us) < float(high)
     assert (size, count, kind, redop) == ("1048576", "262144", "float", "sum")
     assert float(algbw) == pytest.approx(MIB / float(time_us) / 1e3, abs=0.01)
     assert float(busbw) == pytest.approx(1.75 * float(algbw), abs=0.02)
     assert choice == ["ring", "LL"]
+
+
+def test_servers_send_what_all_gpus_wait_for(cli: Callable[..., Any]) -> None:
+    servers = ("--set", "cluster.algorithm=parameter_server", "--set", "cluster.servers=2")
+    told = cli("collective", "--machine", "dgx-a100", *servers, "--sizes", "1M", "--json").out
+    table = json.loads(told)
+    assert table["network"].endswith("; 2 servers, sending 4 times the size each")
+    assert table["rows"][0]["sent_bytes"] == MIB
 
 
 def test_a_log_stands_beside_its_prediction(cli: Callable[..., Any], tmp_path: Path) -> None:
