@@ -5,8 +5,7 @@
 - `request`: a program on ranks, and how much of it must be simulated
 - `noise`: what makes ranks and steps differ, drawn from a seed
 - `run`: one job, by the plain model or by a shortcut that gives the same ticks
-- `steady`: the mean steady step alone, simulated as far as somebody asks
-- `batch`: many jobs at once
+- `batch`: many jobs at once, their steady steps or the mean alone
 - `reference`: the plain model, in SimPy: every rank, every message
 - `fast`: the same ticks without events, for one rank or for arrays of them
 """

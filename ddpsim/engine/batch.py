@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import Settled, host_of, run_settled, settled
+from ddpsim.engine.run import MOST_MORE, Settled, host_of, run_settled, settled
 from ddpsim.result.summary import SteadyStep, lengths_ns
+from ddpsim.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.algorithms.max_plus import Ticks
     from ddpsim.engine.fast.lanes import Lanes
 
 __all__ = ["mean_steps_s", "run_many"]
@@ -21,6 +25,8 @@ __all__ = ["mean_steps_s", "run_many"]
 _LANES = 2**17  # at once: some hundred bytes each
 _SENT = 16  # collectives of which each takes as much again
 _FEW_LANES = 24  # instruction by instruction they take less than as arrays
+_FEW_RANKS = 1024  # of more, variants side by side are no quicker than one after the other
+_LATE_NS = 2.0**50  # twelve days, after all that a host launches in a few steps
 _SETTLED = 0.4  # of the simulation of a job, about
 
 
@@ -40,8 +46,101 @@ def run_many(
 
 
 def mean_steps_s(requests: Sequence[Request]) -> list[float]:
-    """Seconds of each one's mean steady step, as `run` gives them."""
-    return [step.mean_s for step in _run_different(requests, lambda _: None, counts=False)]
+    """Seconds of each one's mean steady step: that of a cycle, where steps come again.
+
+    A step of many ranks is a function of when each of them begins it, x(k+1) = f(x(k)), that is
+    never earlier where x is later, and later by d where all of x are: a collective waits for its
+    last rank, and works follow each other. So two x are never further apart after it than before,
+    and f comes to the same mean length whatever x it begins with. Ranks that differ for good begin
+    as the last job's on the same ranks ended, after all launches, where no launch comes late.
+    """
+    found: dict[int, float] = {}
+    groups: dict[Hashable, dict[int, Request]] = defaultdict(dict)
+    for place, asked in enumerate(requests):
+        if not _may_begin_late(asked):
+            continue
+        if asked.sums is None or asked.sums.stood_ns is None or asked.plan.period > _FEW_RANKS:
+            found |= _begun_late_s({place: asked})
+        else:
+            mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
+            key = asked.program.steady_period[0].shape, asked.plan.period, mesh
+            groups[key][place] = asked
+    for group in groups.values():
+        found |= _begun_late_s(group)
+    left = [place for place in range(len(requests)) if place not in found]
+    steps = _run_different([requests[place] for place in left], lambda _: None, counts=False)
+    found |= {place: step.mean_s for place, step in zip(left, steps, strict=True)}
+    return [found[place] for place in range(len(requests))]
+
+
+def _may_begin_late(asked: Request) -> bool:
+    """Whether ranks differ for good, and f is as `mean_steps_s` says.
+
+    So it is where compute is as slow under every collective: a later rank sees no less of them.
+    """
+    program = asked.program
+    if (
+        asked.sums is None
+        or asked.varies
+        or not (asked.plan.needs_no_events and program.is_uniform)
+    ):
+        return False
+    slowings = {each.interference.compute for each in program.transfers(asked.cost)}
+    return not (program.synchronizes or program.loader) and len(slowings) <= 1
+
+
+def _begun_late_s(group: Mapping[int, Request]) -> dict[int, float]:
+    """Seconds of the mean steps, by places, of those whose hosts are ahead in the end.
+
+    Steps that do not come again have the mean of the last half.
+    """
+    import numpy as np  # noqa: PLC0415 -- slow to import
+
+    asked, ranks = list(group.values()), next(iter(group.values())).plan.period
+    hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in asked]
+    lanes = _lanes(ranks, list(zip(group, hosts, asked, strict=True)), counts=False)
+    now_ns = np.full((len(asked), ranks), _LATE_NS)
+    lasts_ns: list[Ticks] = []
+    for i, each in enumerate(asked):
+        if each.sums and each.sums.stood_ns is not None:
+            now_ns[i] += each.sums.stood_ns
+    lanes.begin_late(now_ns)
+    try:
+        for lengths_ns in islice(lanes.trained(), MOST_MORE):
+            if not lasts_ns and len(few := _ahead(group, hosts, lengths_ns)) < len(group):
+                return _begun_late_s(few) if few else {}
+            now_ns += lengths_ns
+            lasts_ns.append(now_ns.max(axis=1))
+    except OverflowError:
+        return {}
+    half = len(lasts_ns) // 2
+    means_ns = (lasts_ns[-1] - lasts_ns[-1 - half]) / max(1, half)
+    means_ns = means_ns.clip(lengths_ns.min(axis=1), lengths_ns.max(axis=1))
+    found: dict[int, float] = {}
+    for i, (place, past) in enumerate(zip(group, lanes.past, strict=True)):
+        cycle_ns, sums = past.cycle_ns, asked[i].sums
+        mean_ns = sum(cycle_ns) / len(cycle_ns) if cycle_ns else float(means_ns[i])
+        found[place] = mean_ns / NS_PER_S
+        if past.cycle_ns and sums and sums.stood_ns is None:
+            sums.stood_ns = now_ns[i] - now_ns[i].min()
+    return found
+
+
+def _ahead(
+    group: Mapping[int, Request], hosts: Sequence[Host], lengths_ns: Ticks
+) -> dict[int, Request]:
+    """Those whose devices, once they need no less for a step, begin one when all was launched."""
+    shortest_ns = map(int, lengths_ns.min(axis=1))
+    each = zip(group.items(), hosts, shortest_ns, strict=True)
+    return dict(item for item, host, ns in each if _is_ahead(host, ns))
+
+
+def _is_ahead(host: Host, shortest_ns: int) -> bool:
+    """Whether that is so of a step in the middle, and of all after it."""
+    number = 1 + host.more // 2
+    launched_ns = host.batches_ns[number][-1][-1] + host.step(number).last_ns
+    begun_ns = (number - 1) * shortest_ns  # the first is another kind of step
+    return begun_ns >= launched_ns and host.repeats_from(number, shortest_ns, waited=False)
 
 
 def _keys(requests: Sequence[Request]) -> list[Hashable]:

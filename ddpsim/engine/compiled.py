@@ -41,7 +41,6 @@ class Stretch(NamedTuple):
 
     works_ns: int
     number: int
-    host_ns: int
     then: Communicate | Await | None
 
     @property
@@ -82,12 +81,18 @@ class CompiledStep:
     @classmethod
     def timed_of(cls, step: tuple[Instruction, ...], *, blocks: bool) -> CompiledStep:
         """The same, compiled anew."""
-        waits = (LoadBatch, Synchronize, *((Compute, Await) if blocks else ()))
+        waits = (LoadBatch, Synchronize, *((Await,) if blocks else ()))
         timed: list[tuple[int, Instruction]] = []
         between_ns: list[int] = []
         now_ns = 0
         for instruction in step:
-            if isinstance(instruction, Compute | Communicate):
+            if isinstance(instruction, Compute):
+                now_ns += instruction.host_ns
+                timed.append((now_ns, instruction))
+                if blocks:
+                    now_ns = 0
+                continue
+            if isinstance(instruction, Communicate):
                 now_ns += instruction.host_ns
             if isinstance(instruction, LoadBatch) and timed:
                 between_ns.append(now_ns)
@@ -167,16 +172,15 @@ class CompiledStep:
         return tuple(self._stretches())
 
     def _stretches(self) -> Iterator[Stretch]:
-        works_ns, count, host_ns = 0, 0, 0
+        works_ns, count = 0, 0
         for instruction in self.launched:
             if isinstance(instruction, Compute):
                 works_ns += instruction.device_ns
-                host_ns += instruction.host_ns
                 count += 1
             elif isinstance(instruction, Communicate | Await):
-                yield Stretch(works_ns, count, host_ns, instruction)
-                works_ns, count, host_ns = 0, 0, 0
-        yield Stretch(works_ns, count, host_ns, None)
+                yield Stretch(works_ns, count, instruction)
+                works_ns, count = 0, 0
+        yield Stretch(works_ns, count, None)
 
 
 # by identity, and whether hosts block; the oldest first

@@ -104,9 +104,6 @@ def _best(
     many = 1
     while left:
         at_once, left = _equal(left, least, many)
-        for i in at_once:
-            if not best.is_out_of_reach(least[i]):
-                least[i] = _least(jobs[i], parts, closely=True)
         some = [i for i in at_once if not best.is_out_of_reach(least[i])]
         found |= {i: AtLeast(least[i]) for i in at_once}
         advance((len(at_once) - len(some)) * (1 - _BUILT))
@@ -128,11 +125,11 @@ def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[i
     return places[:many], places[many:]
 
 
-def _least(job: Job, parts: Parts, *, closely: bool = False) -> Brief:
+def _least(job: Job, parts: Parts) -> Brief:
     """Of the shortest step that a job can take; nobody asks for its scaling."""
     from ddpsim.engine.least import least_step_s  # noqa: PLC0415 -- numpy, which steps do without
 
-    least_ns = max(1, floor(least_step_s(job.request(), closely=closely) * NS_PER_S))
+    least_ns = max(1, floor(least_step_s(job.request()) * NS_PER_S))
     ranks, memory = job.scenario.cluster.world_size, parts.memory(job)
     return SteadyStep([least_ns], 0, 0).brief(job.samples_per_rank, ranks, 0.0, memory)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import interfering
+from ddpsim.engine.batch import mean_steps_s
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -20,7 +21,6 @@ from ddpsim.engine.noise import (
 )
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
-from ddpsim.engine.steady import steady_ranges_s, steady_steps_s
 from ddpsim.prediction.one_device import bare_timeline, baselines
 from ddpsim.prediction.program import (
     compile_program,
@@ -90,15 +90,9 @@ class Job:
         """The same of each variant, simulated side by side where nobody has asked before."""
         asked, known_s = [stretching(factors) for factors in variants], self.known_steps_s
         new = [each for each in dict.fromkeys(asked) if each not in known_s]
-        steps_s = steady_steps_s([self.calm_request(**dict(each)) for each in new])
+        steps_s = mean_steps_s([self.calm_request(**dict(each)) for each in new])
         known_s.update(zip(new, steps_s, strict=True))
         return [known_s[each] for each in asked]
-
-    def step_ranges_s(self) -> Iterator[tuple[float, float]]:
-        """Least and most that hold `step_s`, each closer after more simulation; the last is it."""
-        if (known_s := self.known_steps_s.get(frozenset())) is not None:
-            return iter([(known_s, known_s)])
-        return steady_ranges_s(self.calm_request())
 
     def calm_request(
         self,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
+from ddpsim.engine.batch import mean_steps_s
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
-from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
 from ddpsim.scenario.links import InterNode
@@ -61,76 +60,37 @@ class _Change:
         return cls(why, path, value, f"{path}={written}")
 
 
-@dataclass
-class _Trial:
-    """A changed job, simulated only as far as somebody asks: its throughput lies in a range.
-
-    Samples per second of all ranks, without noise; 0 where the change does not fit.
-    """
-
-    change: _Change
-    least: float
-    most: float
-    _ranges: Iterator[tuple[float, float]]
-
-    @classmethod
-    def of(cls, change: _Change, job: Job | None) -> _Trial:
-        """Not simulated yet."""
-        if job is None:
-            return cls(change, 0.0, 0.0, iter(()))
-        samples = _samples(job.scenario)
-        steps_s = job.step_ranges_s()
-        return cls(change, 0.0, inf, ((samples / most, samples / least) for least, most in steps_s))
-
-    def narrow(self) -> None:
-        """Simulate on, to the next range."""
-        self.least, self.most = next(self._ranges)
-
-
 class _Trials:
     """What is tried against the bottleneck of a job with a result, each change once."""
 
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
-        self._parts = job.parts or Parts()
-        self._known: dict[str, _Trial] = {}
+        self._known: dict[str, float] = {}
 
-    def of(self, change: _Change) -> _Trial:
-        """One change."""
-        if change.setting not in self._known:
-            changed = _changed_job(self.job, change, self._parts)
-            self._known[change.setting] = _Trial.of(change, changed)
-        return self._known[change.setting]
+    def throughputs(self, changes: Sequence[_Change]) -> list[float]:
+        """Samples per second of all ranks, without noise; 0 where a change does not fit."""
+        new = {each.setting: each for each in changes if each.setting not in self._known}
+        jobs = {setting: _changed_job(self.job, each) for setting, each in new.items()}
+        found = {setting: job for setting, job in jobs.items() if job}
+        steps_s = zip(
+            found, mean_steps_s([job.calm_request() for job in found.values()]), strict=True
+        )
+        self._known |= dict.fromkeys(new, 0.0)
+        self._known |= {setting: _samples(found[setting].scenario) / s for setting, s in steps_s}
+        return [self._known[each.setting] for each in changes]
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
-        """Those with the highest throughput first, simulated until this is known."""
-        found: list[_Trial] = []
-        for trial in map(self.of, changes):
-            place = next((i for i, known in enumerate(found) if _is_better(trial, known)), None)
-            found.insert(len(found) if place is None else place, trial)
-        return [trial.change for trial in found]
+        """Those with the highest throughput first."""
+        known = list(changes)
+        throughputs = dict(
+            zip([each.setting for each in known], self.throughputs(known), strict=True)
+        )
+        return sorted(known, key=lambda each: -throughputs[each.setting])
 
     def gain(self, change: _Change, before: float) -> str | None:
         """What it adds to the throughput, in percent; None where it is not worth trying."""
-        trial = self.of(change)
-        while True:
-            gains = trial.least / before - 1, trial.most / before - 1
-            if gains[1] < _WORTH_TRYING:
-                return None
-            texts = {f"{gain:+.0%}" for gain in gains}
-            if len(texts) == 1 and gains[0] >= _WORTH_TRYING:
-                return texts.pop()
-            trial.narrow()
-
-
-def _is_better(one: _Trial, other: _Trial) -> bool:
-    """Whether its throughput is higher: both are simulated until their ranges do not overlap."""
-    while one.least <= other.most and one.most > other.least:
-        if one.most - one.least >= other.most - other.least:
-            one.narrow()
-        else:
-            other.narrow()
-    return one.least > other.most
+        gain = self.throughputs([change])[0] / before - 1
+        return f"{gain:+.0%}" if gain >= _WORTH_TRYING else None
 
 
 def _easing(job: Job, result: Result) -> Iterator[NextStep]:
@@ -315,10 +275,10 @@ _CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
 }
 
 
-def _changed_job(job: Job, change: _Change, parts: Parts) -> Job | None:
+def _changed_job(job: Job, change: _Change) -> Job | None:
     """None where the change does not fit: a log of other ranks, or too little memory."""
     try:
-        changed = resolve(_changed(job.scenario, change.path, change.value), parts=parts)
+        changed = resolve(_changed(job.scenario, change.path, change.value), parts=job.parts)
     except ScenarioError:
         return None
     memory = changed.memory()
@@ -390,11 +350,14 @@ def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
     if link.nics_per_node > 1 and "nics_per_node" not in stated.model_fields_set:
         why = "half of the NICs would add {}: {} prints those in use after NET/IB"
         slower.append(("nics_per_node", link.nics_per_node // 2, why))
+    tried = []
     for key, value, why in slower:
         asked = stated.model_copy(update={key: value})
         setting = f"cluster.inter_node.{key}={str(value).lower()}"
-        change = _Change("", "cluster.inter_node", asked, setting)
-        changed = _changed_job(job, change, job.parts or Parts())
-        if changed and (added_s := changed.step_s() - before_s) >= _WORTH_CHECKING * before_s:
+        if changed := _changed_job(job, _Change("", "cluster.inter_node", asked, setting)):
+            tried.append((changed, why, setting))
+    steps_s = mean_steps_s([changed.calm_request() for changed, *_ in tried])
+    for (_, why, setting), step_s in zip(tried, steps_s, strict=True):
+        if (added_s := step_s - before_s) >= _WORTH_CHECKING * before_s:
             said = why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
             yield added_s, NextStep(said, (setting,))

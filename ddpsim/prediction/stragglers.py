@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
+from ddpsim.engine.batch import mean_steps_s
 from ddpsim.engine.noise import lasting_factors
-from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Straggler
@@ -54,6 +54,6 @@ def _slowest_rank(job: Job, whole_s: float) -> Iterator[Straggler]:
     of_node = [times for node, times in job.node_times.items() if rank in cluster.ranks_of(node)]
     sums = request.sums.changed(rank, prod([middle, *of_node]))
     slowdowns = sums.slowdowns(request.slowdowns.shape[1])
-    *_, (calm_s, _) = steady_ranges_s(replace(request, sums=sums, slowdowns=slowdowns))
+    (calm_s,) = mean_steps_s([replace(request, sums=sums, slowdowns=slowdowns)])
     text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
     yield Straggler("rank", text, max(0.0, whole_s - calm_s))

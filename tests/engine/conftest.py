@@ -14,6 +14,6 @@ def _short_warmups() -> Iterator[None]:
     What both engines do in a step is the same however many come before it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("run", "steady"):
+        for module in ("run", "batch"):
             patch.setattr(f"ddpsim.engine.{module}.MOST_MORE", 15)
         yield

@@ -15,42 +15,34 @@ from jobs.random_jobs import models, scenarios
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
-from ddpsim.engine.batch import run_many
+from ddpsim.engine.batch import mean_steps_s, run_many
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.least import least_step_s
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
-from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
-from ddpsim.result.summary import mean_step_s
+from ddpsim.result.summary import lengths_ns, mean_step_s
 from ddpsim.scenario.options.disturbances import Stragglers
 from ddpsim.scenario.run import Jitter
 from ddpsim.scenario.schema import Scenario
+from ddpsim.units import NS_PER_S
 from ddpsim.workload.model import Model
 
 STRAGGLERS = {"distribution": "lognormal", "sigma": 0.1}
 
 
-def whole_s(request: Request) -> float:
-    return mean_step_s(run(replace(request, sums=None)).timeline)
-
-
-def check(request: Request) -> int:
-    """How many ranges were needed. Steps that never get alike are held by all but the last."""
-    *ranges, (last_s, same_s) = steady_ranges_s(request)
-    assert last_s == same_s
+def check(request: Request) -> float:
+    """The mean step, with and without what the last job on these ranks left behind."""
     whole = run(replace(request, sums=None)).timeline
-    exact_s = mean_step_s(whole)
+    (first_s,), (later_s,) = mean_steps_s([request]), mean_steps_s([request])
+    each_s = [length_ns / NS_PER_S for length_ns in lengths_ns(whole)]
+    assert min(each_s) <= first_s <= max(each_s)
     if whole.repeats:
-        assert last_s == exact_s
-    assert all(least <= each <= most for least, most in ranges for each in (last_s, exact_s))
-    ranges.append((last_s, last_s))
-    for (least, most), (later_least, later_most) in pairwise(ranges):
-        assert least <= later_least <= later_most <= most
-    return len(ranges)
+        assert first_s == later_s == mean_step_s(whole)
+    return first_s
 
 
 def job(model: str = "resnet18", **sections: Any) -> Job:
@@ -108,19 +100,18 @@ def test_models(
     check(asked.calm_request(**{term: factor}))
 
 
-def test_ranks_that_begin_together_need_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = job(cluster={"algorithm": "ring"}).calm_request()
-    exact_s = whole_s(request)
-    monkeypatch.setattr("ddpsim.engine.fast.lanes.Lanes.train", None)
-    monkeypatch.setattr("ddpsim.engine.fast.lanes.Lanes.trained", None)
-    _, (least_s, most_s) = steady_ranges_s(request)
-    assert least_s == most_s == exact_s
-
-
-def test_ranks_that_do_not_are_told_more_closely_step_by_step() -> None:
+def test_ranks_around_a_long_ring() -> None:
+    """Nothing but how they stand to each other has to settle: as in a ring of 512."""
     cluster = {"nodes": 256, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
-    asked = job(cluster=cluster, ddp={"broadcast_buffers": False})
-    assert check(asked.calm_request()) > 2
+    check(job(cluster=cluster, ddp={"broadcast_buffers": False}).calm_request())
+
+
+def test_a_host_that_is_slower_than_its_device() -> None:
+    """Steps are not as if all was launched before."""
+    asked = job(workload={"model": "resnet18", "batch_per_rank": 1})
+    slow, usual = asked.calm_request(host=50.0), asked.calm_request()
+    assert check(slow) > 10 * check(usual)
+    assert mean_steps_s([usual, slow]) == [check(usual), check(slow)]
 
 
 def test_steps_that_come_again_in_a_cycle_end_the_warm_up() -> None:
@@ -147,7 +138,7 @@ def test_steps_that_come_again_in_a_cycle_end_the_warm_up() -> None:
     assert asked.step_s() == (first_ns + second_ns) / 2 / 1e9
 
 
-def test_hosts_that_wait_in_each_step_are_told_step_by_step() -> None:
+def test_hosts_that_wait_in_each_step() -> None:
     """A GradScaler's wait: the clock of each host is a part of what a step begins with."""
     cluster = {"nodes": 64, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
     asked = job(
@@ -156,7 +147,7 @@ def test_hosts_that_wait_in_each_step_are_told_step_by_step() -> None:
         ddp={"broadcast_buffers": False},
     )
     assert asked.program.synchronizes
-    assert check(asked.calm_request()) > 2
+    check(asked.calm_request())
 
 
 @settings(max_examples=15)
@@ -190,10 +181,9 @@ def test_works_between_collectives_that_follow_each_other() -> None:
 def part_that_is_told(found: Job) -> float:
     """Of a mean steady step, by the least that it can take: never more than all."""
     request = found.request()
-    least_s, closer_s = least_step_s(request), least_step_s(request, closely=True)
-    mean_s = mean_step_s(run(request).timeline)
-    assert max(least_s, closer_s) <= mean_s
-    return closer_s / mean_s
+    least_s, mean_s = least_step_s(request), mean_step_s(run(request).timeline)
+    assert least_s <= mean_s
+    return least_s / mean_s
 
 
 BURSTS = Traffic(Fraction(1), Fraction(1, 2), 400_000, 1_000_000)
@@ -221,16 +211,14 @@ def test_no_step_is_shorter_than_the_least(
 
 def test_ranks_meet_once_a_step() -> None:
     """So that a step is nearly told by the rank whose works are the longest in it."""
-    jitter = {"jitter": {"sigma": 0.05}, "iterations": 10}
-    for machine in ("p4d.24xlarge", "dgx-h100"):
-        fast = {"machine": machine, "nodes": 2, "stragglers": None}
-        asked = {
-            "schema": "ddpsim/1",
-            "workload": {"model": "resnet18", "batch_per_rank": 256},
-            "cluster": fast,
-            "run": jitter,
-        }
-        assert part_that_is_told(resolve(Scenario.model_validate(asked))) > 0.999
+    fast = {"machine": "p4d.24xlarge", "nodes": 2, "stragglers": None}
+    asked = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 256},
+        "cluster": fast,
+        "run": {"jitter": {"sigma": 0.05}, "iterations": 10},
+    }
+    assert part_that_is_told(resolve(Scenario.model_validate(asked))) > 0.96
 
 
 @pytest.mark.parametrize(("batch", "at_least"), [(1, 0.95), (256, 0.8)])

@@ -131,12 +131,10 @@ class InFlight:
         self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
         self._launched: dict[ProcessGroup, deque[tuple[Ticks, Collective]]] = {}  # as joined
 
-    def begin(self, start_ns: float | None = None) -> None:
-        """An iteration; at `start_ns`, where nothing is in flight then."""
+    def begin(self) -> None:
+        """An iteration."""
         self._launched.clear()
         self.comm_ns = 0.0
-        if start_ns is not None:
-            self._free_ns = dict.fromkeys(self._free_ns, start_ns)
 
     def join(self, launched: TrialSent, ready_ns: Ticks) -> tuple[Ticks, Collective]:
         """When ranks come to a collective that is ready, and what becomes of it."""

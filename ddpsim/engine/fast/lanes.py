@@ -83,12 +83,13 @@ class Lanes(Evaluator):
         self._least_ns = 0.0  # no stream is behind this
         self._slow = SlowPeriods()
         self._waited = np.zeros(len(trials), dtype=bool)
-        self.past = [Repeats(trial) for trial in trials]
         # ticks in collectives, in which compute waits for them, and for late peers
         self._now, self._steady = np.zeros((3, *self._shape)), np.zeros((3, *self._shape))
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
         self._collectives = Remembered(remembers)
+        is_brief = not (counts or self._collectives.remembers)
+        self.past = [Repeats(trial, is_brief=is_brief) for trial in trials]
         self._counts = counts
         self._comm = self._comm_lanes()
         self._known_launches: dict[int, TrialSent] = {}
@@ -156,30 +157,9 @@ class Lanes(Evaluator):
             if number >= past.warmup:
                 self._steady[:, i] += (1 + past.repeats) * self._now[:, i]
 
-    def steps_from(self, number: int, start_ns: Ticks | float) -> Iterator[Ticks]:
-        """How long steps like this one take, each [trials, ranks]; ranks begin the first then.
-
-        No host waits for its device, or for batches.
-        """
-        self._host_ns = column([host.batches_ns[number][0][0] for host in self._hosts])
-        self._stream_ns[:] = start_ns
-        self._least_ns = float(self._stream_ns.min())
-        if isinstance(self._comm, InFlight):
-            self._comm.begin(self._least_ns)
-        while True:
-            begun = self._stream_ns.copy()
-            self._iterate(number)
-            yield self._stream_ns - begun
-
-    @property
-    def hosts_ns(self) -> Ticks:
-        """The clock of each host, as many as keep a time of their own."""
-        return np.asarray(self._host_ns)
-
-    @property
-    def waited(self) -> bool:
-        """Whether a device, or a collective, has waited for a launch in the last step."""
-        return bool(self._waited.any())
+    def begin_late(self, begin_ns: Ticks) -> None:
+        """Ranks begin the first step then, [trials, ranks]."""
+        self._stream_ns = begin_ns.copy()
 
     def _iterate(self, number: int) -> None:
         self._factors, stalls_ns = drawn(self._trials, self._shape[1], number)
@@ -361,6 +341,8 @@ class Lanes(Evaluator):
         ends = [float(ends_ns[trial, rank]) for ends_ns in self._ends_ns(trial)]
         lengths = [int(end - start) for start, end in pairwise(ends)][past.warmup - 1 :]
         lengths += lengths[-1:] * past.repeats
+        if not self._counts:  # nor is their number
+            lengths = past.cycle_ns or lengths
         comm_ns, exposed_ns, _ = self._steady[:, trial, rank].tolist()
         return SteadyStep(lengths, int(comm_ns), int(exposed_ns))
 

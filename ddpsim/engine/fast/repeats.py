@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
@@ -16,11 +18,12 @@ class Repeats:
     All that a step does follows from when each rank begins it, beside the first, and from what
     hosts have launched by then. `warmup`: so many first steps are not steady; `last`: the last that
     is simulated, counted from 0, once it is known, and `repeats`: how often it comes again.
-    `cycle_ns`: the mean of some steps that come again and again, once they do.
+    `cycle_ns`: the lengths of steps that come again and again, once they do. `is_brief`: no more is
+    asked then.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        self._host, program = trial.host, trial.host.program
+    def __init__(self, trial: Trial, *, is_brief: bool = False) -> None:
+        self._host, program, self._is_brief = trial.host, trial.host.program, is_brief
         self._waits, self._iterations = program.synchronizes, program.iterations
         self._state: Ticks | None = None  # of hosts and loaders, since the last step's end
         self._ended: dict[bytes, int] = {}  # the step after which ranks stood so to each other
@@ -29,7 +32,7 @@ class Repeats:
         self._since: int | None = None  # the last step that the latest one is like
         self.warmup, self.repeats = self._host.steps - self._iterations, 0
         self.last: int | None = None
-        self.cycle_ns: float | None = None
+        self.cycle_ns: list[int] = []
 
     def go_to_the_end(self) -> None:
         """No step is like another."""
@@ -45,17 +48,20 @@ class Repeats:
         self._have_waited.append(waited)
         self._ends_ns.append(int(ends_ns[0]))
         before, self._state = self._state, state
-        if (lengths_ns == lengths_ns[0]).all() and self._are_alike_from(
-            number, int(lengths_ns[0]), before, waited=waited
+        length_ns = int(lengths_ns[0])
+        if (lengths_ns == length_ns).all() and self._are_alike_from(
+            number, length_ns, before, waited=waited
         ):
             self.warmup, self.repeats, self.last = number, self._iterations - 1, number
+            self.cycle_ns = [length_ns]
             return
         key = (ends_ns - ends_ns[0]).tobytes() + (b"" if state is None else state.tobytes())
         self._since = self._ended.get(key)
         self._ended[key] = number
         if number + 1 < self.warmup and self._come_again(number):
             self.warmup = number + 1
-        if number + 1 == self.warmup + self._iterations:
+        is_told = self._is_brief and self.cycle_ns
+        if is_told or number + 1 == self.warmup + self._iterations:
             self.last = number
 
     def _are_alike_from(
@@ -81,5 +87,5 @@ class Repeats:
         waited = any(self._have_waited[-count:])
         if not self._host.comes_again(number, count, length_ns, waited=waited):
             return False
-        self.cycle_ns = length_ns / count
+        self.cycle_ns = [b - a for a, b in pairwise(self._ends_ns[-1 - count :])]
         return True
