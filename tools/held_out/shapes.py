@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -33,13 +33,12 @@ from held_out.rows import OWN, Row, preset
 from held_out.timm_steps import DEVICE, timm_steps
 
 Array = NDArray[np.float64]
-Found = tuple[Shapes, dict[Place, float], Array]  # costs, what places reach and the line
+Found = tuple[Shapes, Array]  # costs, and logarithms of what places reach
 _WEIGHTS = {"timm": 0.6, "products": 0.4, "steps": 1.5}
 _NOISE, _SPREAD_OF_SHAPES, _SPREAD_OF_CHIPS = 0.1, 0.3, 0.2
 _SGD_BYTES = 32  # of an element in a step with momentum
 _FOLDS = 8
-_EVERY = 3  # of the rows that set what left-out ones are judged by, to be quick
-_TURNS = 6  # of the search
+_TURNS = 12  # of the search
 # where the search begins: passes over bytes as kernels are written, other costs by judgement
 _START = Shapes(
     *(1.0, 1.1, 1.2, 1.4, 1.0, 1.1, 1.6, 1.3, 3.0, 1.1),
@@ -203,9 +202,13 @@ class _Search:
         ratios = [row.seconds(shapes, *reached) / row.step_s for row, reached in pairs]
         return np.asarray(np.log(ratios))
 
-    def slopes(self, x: Array) -> tuple[Array, Array]:
-        """The logarithms, and how each grows with what is searched."""
-        costs, reached = self.parted(x)
+    @cached_property
+    def slopes(self) -> Array:
+        """How the logarithms grow with what is searched, at the costs that are in use.
+
+        Nearly the same everywhere. Where the costs move far, put them in use and run it again.
+        """
+        costs, reached = self.parted(self.begun)
         logs, step = self.logs(costs, reached), 1e-3
         of_costs = [
             (self.logs(costs + step * one, reached) - logs) / step for one in np.eye(len(costs))
@@ -215,65 +218,71 @@ class _Search:
             moved = reached + step * np.array([place.convolution == kind for place in self.places])
             each = np.arange(len(self.rows)), self.numbers[:, int(kind)]
             of_places[each] += (self.logs(costs, moved) - logs) / step
-        return logs, np.hstack([np.array(of_costs).T, of_places @ self.line, of_places])
+        return np.hstack([np.array(of_costs).T, of_places @ self.line, of_places])
 
-    def found(self) -> Found:
-        """What fits best; Gauss-Newton, as residuals are nearly linear in logarithms."""
+    @cached_property
+    def begun(self) -> Array:
+        """Costs that are in use, and of places what is known beforehand."""
+        return np.concatenate([np.log(FITTED), self.prior[0][len(FITTED) :]])
+
+    def found(self, without: Collection[tuple[str, str]] = ()) -> Found:
+        """What fits best all rows but some groups', named by source and group.
+
+        Gauss-Newton, as residuals are nearly linear in logarithms.
+        """
         start, spread = self.prior
-        weights = np.array([_WEIGHTS[row.source] for row in self.rows]) / _NOISE
-        x = start.copy()
-        x[: len(FITTED)] = np.log(FITTED)
+        kept = np.array([(row.source, row.group) not in without for row in self.rows])
+        weights = np.array([_WEIGHTS[row.source] for row in self.rows]) * kept / _NOISE
+        x = self.begun
         for _ in range(_TURNS):
-            logs, slopes = self.slopes(x)
+            logs = self.logs(*self.parted(x))
             far = weights / np.sqrt(1 + (logs / _NOISE) ** 2) ** 0.5  # outliers count little
-            rows = np.vstack([far[:, None] * slopes, np.diag(1 / spread)])
+            rows = np.vstack([far[:, None] * self.slopes, np.diag(1 / spread)])
             values = np.concatenate([-far * logs, (start - x) / spread])
             x = x + np.linalg.lstsq(rows, values, rcond=None)[0]
         costs, reached = self.parted(x)
-        line = np.split(x, [len(FITTED), len(FITTED) + np.size(LINE)])[1]
-        known = dict(zip(self.places, map(float, reached), strict=True))
-        return Shapes(*map(float, np.exp(costs))), known, line
+        return Shapes(*map(float, np.exp(costs))), reached
+
+    def errors(self, found: Found) -> Iterator[tuple[Sample, float]]:
+        """Each row's estimate over its time, minus 1."""
+        logs = self.logs(np.log(found[0]), found[1])
+        yield from zip(self.rows, np.expm1(logs).tolist(), strict=True)
 
 
-def _errors(rows: Sequence[Sample], found: Found) -> list[float]:
-    """Estimated over measured, minus 1; of places that no row told of by the line."""
-    shapes, known, line = found
-
-    def reached(place: Place) -> float:
-        of_kind = np.split(line, 2)[int(place.convolution)]
-        return math.exp(known.get(place, float(features(place) @ of_kind)))
-
-    return [row.seconds(shapes, *map(reached, row.places)) / row.step_s - 1 for row in rows]
-
-
-def left_out(rows: Sequence[Sample]) -> Iterator[tuple[str, list[float]]]:
-    """By source: errors of families or publishers of whose rows nothing is known."""
+def left_out(search: _Search) -> Iterator[tuple[str, list[float]]]:
+    """By source and layout: errors of families or publishers of whose rows nothing is known."""
     for source in ("timm", "steps"):
-        groups = sorted({row.group for row in rows if row.source == source})
-        errors = []
+        groups = sorted({row.group for row in search.rows if row.source == source})
+        errors: dict[str, list[float]] = {}
         for fold in range(_FOLDS):
-            out = {(source, group) for group in groups[fold::_FOLDS]}
-            others = [row for row in rows if (row.source, row.group) not in out]
-            if OWN in {group for _, group in out}:
-                others = [row for row in others if row.group != OWN]
-            judged = [row for row in rows if (row.source, row.group) in out]
-            errors += _errors(judged, _Search(others[::_EVERY]).found())
-        yield source, errors
+            out = set(groups[fold::_FOLDS])
+            found = search.found({(kind, group) for kind in (source, "products") for group in out})
+            for row, error in search.errors(found):
+                if row.source == source and row.group in out:
+                    errors.setdefault(_told(row), []).append(error)
+        yield from sorted(errors.items())
+
+
+def _told(row: Sample) -> str:
+    """What a line of the errors is of."""
+    if row.source == "timm":
+        return "timm, channels last" if row.channels_last else "timm, contiguous"
+    return "language models" if row.group == "llm-foundry" else "steps"
 
 
 def main() -> None:
     """Print the costs of shapes and errors by source, or the errors of what is left out."""
-    rows = samples()
+    search = _Search(samples())
     if "--left-out" in sys.argv[1:]:
-        told = left_out(rows)
+        told = dict(left_out(search))
     else:
-        found = _Search(rows).found()
+        found = search.found()
         for name, value in found[0]._asdict().items():
             print(f"    {name}={value:.3g},")
-        told = (
-            (source, _errors([r for r in rows if r.source == source], found)) for source in _WEIGHTS
-        )
-    for source, errors in told:
+        told = {source: [] for source in _WEIGHTS}
+        for row, error in search.errors(found):
+            told[row.source].append(error)
+    for source, errors in told.items():
         sizes = [abs(error) for error in errors]
         logs = [abs(math.log1p(error)) for error in errors]
         print(
