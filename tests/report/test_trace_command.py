@@ -152,8 +152,6 @@ def test_two_overlaps_are_said_where_the_device_idles(cli: Cli, tmp_path: Path) 
         "            21.51% is under kernels, all that HolisticTraceAnalysis calls hidden",
     ]
     assert max(map(len, lines[3:5])) <= 100
-    text = " ".join((ROOT / "docs" / "how-to" / "report.md").read_text("utf-8").split())
-    assert "98.9 % is not exposed, 30.3 % is under kernels" in text
     assert "under kernels" not in cli("trace", path, "-o", str(tmp_path)).out
 
 
