@@ -55,6 +55,22 @@ def test_words_that_are_retired_from_the_program(path: str) -> None:
     assert found == []
 
 
+def words(path: Path) -> int:
+    """How many words a page has besides headings, tables, code and output."""
+    text = "\n".join(line for _, line in prose(path.read_text("utf-8")))
+    return len(re.findall(r"\w\S*", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def test_the_pages_are_few_and_short() -> None:
+    """A newcomer can read them: what is said twice, or stands in the reference, goes."""
+    explanation = sorted((DOCS / "explanation").glob("*.md"))
+    guides = [path for path in (DOCS / "how-to").glob("*.md") if path.name != "index.md"]
+    assert len(explanation) <= 14
+    assert len(guides) <= 9
+    assert [name_of(path) for path in explanation if words(path) > 700] == []
+    assert sum(map(words, pages())) <= 18_000
+
+
 @pytest.mark.parametrize("path", [README, DOCS / "tutorial" / "index.md"], ids=name_of)
 def test_sentences_are_short(path: Path) -> None:
     found = sentences(path.read_text("utf-8"))
