@@ -178,6 +178,7 @@ def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     interval = _interval(job, result, known, spread_s)
     result = replace(
         result,
+        provenance=(*result.provenance, *host_provenance(job)),
         prediction_interval_s=interval,
         training=training_of(job.scenario, job.model, result.iteration_time_s.mean, pauses_of(job)),
         estimate=_estimate(job, result, interval, known),
@@ -265,7 +266,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         memory=job.memory(),
         memory_peak=job.program.strategy.memory_peak(),
         baselines=job.baselines(),
-        provenance=(*job.provenance(), *host_provenance(job)),
+        provenance=job.provenance(),
         warnings=job.warnings(mean_step_s(simulated.timeline)),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
