@@ -129,6 +129,7 @@ def test_init_lists_every_scenario(cli: Cli) -> None:
     assert [line.split()[0] for line in lines] == [path.stem for path in SCENARIOS]
     assert all(len(line.split()) > 4 for line in lines)
     assert {line.split()[0] for line in lines if line.split()[1] == "+"} == {
+        "four-layers",
         "gloo-cpu",
         "measured-device",
         "own-model",
