@@ -111,7 +111,7 @@ class Changed:
     def _own_s(self, job: Job | None = None) -> float:
         """A usual rank's own work; of another job than its own, if that is given."""
         factors = {"compute": self._factor("compute"), "host": self._factor("host")}
-        return self.parts.compute_only_s(job or self.job, **factors)
+        return (job or self.job).compute_only_s(**factors)
 
     def _data_wait_s(self) -> float:
         if self.job.program.loader is None:

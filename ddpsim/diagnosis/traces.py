@@ -125,7 +125,7 @@ def _reads(traces: RankTraces, case: Case) -> Iterator[Fact]:
 
 
 def _takes_longer(traces: RankTraces, case: Case) -> bool:
-    own_s = case.parts.compute_only_s(case.job)
+    own_s = case.job.compute_only_s()
     times = _LONGER if traces.on_gpu else _BESIDE_GLOO
     return max(traces.compute_s.values()) > times * own_s
 

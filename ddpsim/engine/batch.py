@@ -51,15 +51,16 @@ def mean_steps_s(requests: Sequence[Request]) -> list[float]:
     A step of many ranks is a function of when each of them begins it, x(k+1) = f(x(k)), that is
     never earlier where x is later, and later by d where all of x are: a collective waits for its
     last rank, and works follow each other. So two x are never further apart after it than before,
-    and f comes to the same mean length whatever x it begins with. Ranks that differ for good begin
-    as the last job's on the same ranks ended, after all launches, where no launch comes late.
+    and f comes to the same mean length whatever x it begins with. Where no launch comes late, ranks
+    begin after all launches, those that differ for good as the last job's on them ended.
     """
     found: dict[int, float] = {}
     groups: dict[Hashable, dict[int, Request]] = defaultdict(dict)
     for place, asked in enumerate(requests):
         if not _may_begin_late(asked):
             continue
-        if asked.sums is None or asked.sums.stood_ns is None or asked.plan.period > _FEW_RANKS:
+        is_first = asked.sums is not None and asked.sums.stood_ns is None
+        if is_first or asked.plan.period > _FEW_RANKS:
             found |= _begun_late_s({place: asked})
         else:
             mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
@@ -74,19 +75,22 @@ def mean_steps_s(requests: Sequence[Request]) -> list[float]:
 
 
 def _may_begin_late(asked: Request) -> bool:
-    """Whether ranks differ for good, and f is as `mean_steps_s` says.
+    """Whether f is as `mean_steps_s` says, and a host that is ahead is likely.
 
-    So it is where compute is as slow under every collective: a later rank sees no less of them.
+    It is where compute is as slow under every collective: a later rank sees no less of them.
     """
-    program = asked.program
+    program, plan = asked.program, asked.plan
+    waits = program.synchronizes or program.loader is not None
     if (
-        asked.sums is None
+        waits
         or asked.varies
-        or not (asked.plan.needs_no_events and program.is_uniform)
+        or plan.period == 1
+        or not (plan.needs_no_events and program.is_uniform)
     ):
         return False
-    slowings = {each.interference.compute for each in program.transfers(asked.cost)}
-    return not (program.synchronizes or program.loader) and len(slowings) <= 1
+    if asked.sums is None and program.steady_period[0].is_bound_by_host:
+        return False
+    return len({each.interference.compute for each in program.transfers(asked.cost)}) <= 1
 
 
 def _begun_late_s(group: Mapping[int, Request]) -> dict[int, float]:

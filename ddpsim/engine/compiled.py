@@ -125,6 +125,11 @@ class CompiledStep:
         return tuple(i for i in self.launched if isinstance(i, Compute))
 
     @cached_property
+    def is_bound_by_host(self) -> bool:
+        """Whether to launch its works takes the host longer than its device to do them."""
+        return sum(each.host_ns for each in self.works) > sum(each.device_ns for each in self.works)
+
+    @cached_property
     def batches(self) -> int:
         """How many it loads."""
         return sum(isinstance(instruction, LoadBatch) for instruction in self.launched)

@@ -163,5 +163,5 @@ def _briefs(
 
 
 def _brief(job: Job, step: SteadyStep, parts: Parts) -> Brief:
-    ranks, compute_only_s = job.scenario.cluster.world_size, parts.compute_only_s(job)
+    ranks, compute_only_s = job.scenario.cluster.world_size, job.compute_only_s()
     return step.brief(job.samples_per_rank, ranks, compute_only_s, parts.memory(job))

@@ -115,12 +115,12 @@ def baselines(job: Job) -> Baselines:
     so what communication adds is counted from the device's own step, without its host. An optimizer
     that runs beside the backward is hidden too.
     """
-    model, ddp = _of_a_rank(job), job.scenario.ddp
-    bare = on_one_rank(_alone(job, model))
+    optimizer, ddp = _of_a_rank(job), job.scenario.ddp
+    bare = _timeline(job, optimizer)
     if ddp.overlaps_optimizer or ddp.optimizer_in_backward:
-        model = replace(model, optimizer=Work(0.0))
+        optimizer = Work(0.0)
     host = 1.0 if job.program.blocking else 0.0
-    least, device = (on_one_rank(_alone(job, model, factor)) for factor in (1.0, host))
+    least, device = (_timeline(job, optimizer, host=factor) for factor in (1.0, host))
     comm_ns = Counter[ProcessGroup]()  # groups may send at once
     for each in job.sent:
         transfer = cost_of(job.network.cost, each.group).transfer(each.operation, each.size_bytes)
@@ -138,23 +138,34 @@ def bare_timeline(job: Job, compute: float = 1.0, host: float = 1.0) -> Timeline
 
     `compute` and `host`: how many times as long the model's work takes, and all that the host does.
     """
-    model = _of_a_rank(job)
+    return _timeline(job, _of_a_rank(job), compute, host)
+
+
+def _timeline(job: Job, optimizer: Work, compute: float = 1.0, host: float = 1.0) -> Timeline:
+    """The same with an optimizer; jobs that differ in their network alone share it."""
+    model = replace(job.model, optimizer=optimizer)
     model = model if compute == 1 else model.stretched(compute)
-    return on_one_rank(_alone(job, model, host))
+    if job.parts is None:
+        return on_one_rank(_alone(job, model, host))
+    asked = optimizer, compute, host
+    return job.parts.alone(job, asked, lambda: on_one_rank(_alone(job, model, host)))
 
 
 def _alone(job: Job, model: Model, host: float = 1.0) -> Program:
-    return compile_program(job.scenario, model, job.overheads, ddp=False, host_factor=host)
+    warmup = job.program.strategy.warmup
+    return compile_program(
+        job.scenario, model, job.overheads, ddp=False, host_factor=host, warmup=warmup
+    )
 
 
-def _of_a_rank(job: Job) -> Model:
-    """The model; where the optimizer is sharded, with that of a rank's share."""
+def _of_a_rank(job: Job) -> Work:
+    """The optimizer; where it is sharded, that of a rank's share."""
     if job.scenario.ddp.strategy not in _SHARD_THE_OPTIMIZER:
-        return job.model
+        return job.model.optimizer
     own = _optimizer(job.program)
     if not 0 < own.device_s < _optimizer(_alone(job, job.model)).device_s:
-        return job.model  # the host's, or that of a hook
-    return replace(job.model, optimizer=own)
+        return job.model.optimizer  # the host's, or that of a hook
+    return own
 
 
 def _optimizer(program: Program) -> Work:

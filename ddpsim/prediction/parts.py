@@ -12,6 +12,7 @@ from ddpsim.prediction.job import Job, Stretch, with_ddp_key
 from ddpsim.prediction.one_device import as_measured, times_as_priced
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.model import Memory
+from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.compiled_graphs import compiled_model
 from ddpsim.workload.build import build_model
@@ -116,15 +117,11 @@ class Parts:
             ),
         )
 
-    def compute_only_s(self, job: Job, *, compute: float = 1.0, host: float = 1.0) -> float:
-        """See Job.compute_only_s."""
+    def alone(self, job: Job, asked: object, build: Callable[[], Timeline]) -> Timeline:
+        """The steps of one device without DDP, as far as nothing else than a job differs."""
         any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
-        inputs = _program_inputs(job.scenario, job.model, job.overheads)
-        return self.get(
-            "compute",
-            (any_caps, compute, host, *inputs),
-            lambda: job.compute_only_s(compute=compute, host=host),
-        )
+        warmup, inputs = job.program.strategy.warmup, (job.scenario, job.model, job.overheads)
+        return self.get("alone", (asked, warmup, any_caps, *_program_inputs(*inputs)), build)
 
     def memory(self, job: Job) -> Memory:
         """See Job.memory."""

@@ -62,16 +62,20 @@ def compile_program(
     evaluates: bool = False,
     ddp_factor: float = 1.0,
     host_factor: float = 1.0,
+    warmup: int | None = None,
 ) -> Program:
     """The loop that a scenario's ranks run; with `ddp` False, the same module on one device.
 
+    `warmup`: steps of warm-up on one device; None: as many as with DDP.
     `evaluates`: its batches without gradients, in place of its steps.
     `overheads`: DDP's own cost where it was measured; `ddp_factor`: all of it takes so many times
     as long; `host_factor`: so does everything that the host does.
     """
     context = StrategyContext(scenario, model, overheads, ddp_factor, host_factor)
-    made = without_backward if evaluates else select if ddp else without_data_parallelism
-    strategy = made(context)
+    if ddp:
+        strategy = without_backward(context) if evaluates else select(context)
+    else:
+        strategy = without_data_parallelism(context, warmup)
     is_gloo = scenario.ddp.backend == "gloo"
     return Program(
         strategy,

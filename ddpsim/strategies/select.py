@@ -343,6 +343,10 @@ def strategy_name(scenario: Scenario) -> str:
     return "data_parallel" if is_alone else scenario.ddp.strategy
 
 
-def without_data_parallelism(context: StrategyContext) -> Strategy:
-    """The same steps of the bare module on one device."""
-    return _in_loop(SingleDevice(context.work_alone, select(context).warmup), context)
+def without_data_parallelism(context: StrategyContext, warmup: int | None = None) -> Strategy:
+    """The same steps of the bare module on one device, after so many of warm-up.
+
+    None: as many as the strategy has.
+    """
+    warmup = select(context).warmup if warmup is None else warmup
+    return _in_loop(SingleDevice(context.work_alone, warmup), context)

@@ -7,7 +7,7 @@ _fsdp_param.py: padding). Host times: the process's own time of hooks on one cor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -114,6 +114,23 @@ class Groups:
     offload: Offload | None = None
     replicas: int = 1
     precomputes_scales: bool = False
+
+    def each(self, units: Iterable[Unit]) -> Iterator[Group]:
+        """Each unit's; of blocks that are alike one is made. Raises InputError as `of`."""
+        used, known = set(self.model.ready_order), dict[object, Group]()
+        for unit in units:
+            float8 = self._cast_before(unit)
+            like = tuple(
+                (self.model.parameters[i][1:], i in used, i in float8) for i in unit.parameters
+            )
+            if like not in known:
+                known[like] = self.of(unit)
+            yield replace(
+                known[like],
+                name=unit.name,
+                parameters=unit.parameters,
+                begins_model=unit.begins_model,
+            )
 
     def of(self, unit: Unit) -> Group:
         """One unit's; raises InputError where torch would refuse its dtypes."""

@@ -50,16 +50,16 @@ class FullyShard(Sharded):
         replicas, spec = groups.replicas, ddp.sharding
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
         units = plan_units(model, spec.units)
-        added = groups.accumulated if ddp.no_sync else None
+        added = groups.accumulated if ddp.no_sync and ddp.accumulation_steps > 1 else None
         handed = handed_on(forward_pieces(model, units))
         casts = {unit: groups.cast_of_outputs(elements) for unit, elements in handed.items()}
         casts_inputs = spec.mixed_precision.param is not None
-        first, later = (
-            with_casts(each, casts, casts_inputs=casts_inputs)
-            for each in passes_of(model, units, groups.ticks, groups.gradient_bytes, added)
-        )
+        passes = passes_of(model, units, groups.ticks, groups.gradient_bytes, added)
+        first = later = with_casts(passes[0], casts, casts_inputs=casts_inputs)
+        if added:
+            later = with_casts(passes[1], casts, casts_inputs=casts_inputs)
         return cls(
-            groups=tuple(groups.of(unit) for unit in units),
+            groups=tuple(groups.each(units)),
             first=first,
             later=later,
             optimizer=groups.optimizer(moved_bytes),

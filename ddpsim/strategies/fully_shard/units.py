@@ -110,6 +110,12 @@ def chain_of(module: str, places: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(places[name] for name in (*_modules(module), module) if name in places)
 
 
+@lru_cache(maxsize=16)  # variants of a model have the same names
+def _chains_of(names: tuple[str, ...], prefixes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    places = places_of(prefixes)
+    return [chain_of(name, places) for name in names]
+
+
 def places_of(prefixes: Iterable[str]) -> dict[str, int]:
     """The place of each unit among all, by its prefix."""
     return {prefix: i for i, prefix in enumerate(prefixes)}
@@ -156,8 +162,8 @@ def _no_such_module(prefix: str, names: Sequence[str]) -> str:
 
 def backward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     """The work before each gradient, in their order, and the tail, which is the root's."""
-    places = places_of(unit.name for unit in units)
-    owners = [chain_of(model.parameters[i].name, places) for i in model.ready_order]
+    names = tuple([model.parameters[i].name for i in model.ready_order])
+    owners = _chains_of(names, tuple([unit.name for unit in units]))
     return [Piece(*each) for each in zip([*owners, (ROOT,)], model.backward, strict=True)]
 
 
@@ -169,8 +175,7 @@ def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     """
     backward = backward_pieces(model, units)
     if model.forward_modules:
-        places = places_of(unit.name for unit in units)
-        named = [chain_of(module, places) for module in model.forward_modules]
+        named = _chains_of(tuple(model.forward_modules), tuple([unit.name for unit in units]))
         outputs = model.forward_outputs or [0.0] * len(named)
         pieces = [Piece(*each) for each in zip(named, model.forward, outputs, strict=True)]
         if _entered(pieces) >= _entered(backward):
