@@ -32,6 +32,7 @@ from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.checkpointing import WORDS
+from ddpsim.scenario.options.fine_tuning import BASES
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
@@ -261,7 +262,8 @@ def each_flag(document: Document) -> Iterator[Option]:
     scenario = parse(document)
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
-    others = (*_norms(scenario.workload), *_checkpoints(scenario.workload), _fused(scenario))
+    workload = scenario.workload
+    others = (*_norms(workload), *_checkpoints(workload), *_fine_tuned(workload), _fused(scenario))
     for settings, note in (*flags, *others):
         yield option(document, *settings, note=note)
 
@@ -347,6 +349,21 @@ def _checkpoints(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
     for word, options in WORDS.items():
         if workload.checkpointing != options:
             yield [f"workload.checkpointing={word}"], ""
+
+
+def _fine_tuned(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+    """The whole model trained, and other types of a frozen base, where the step is estimated."""
+    if workload.measured_by:
+        return
+    if workload.frozen:
+        yield ["workload.frozen=[]"], "another training"
+    if workload.lora is None:
+        return
+    yield ["workload.lora=null"], "another training"
+    bases = (None, *BASES) if workload.precision == "bf16" else ()
+    for base in bases:
+        if workload.lora.base != base:
+            yield [f"workload.lora.base={base or 'null'}"], "the base is rounded" if base else ""
 
 
 def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:

@@ -10,6 +10,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, named
 from ddpsim.scenario.options.checkpointing import CheckpointingField
+from ddpsim.scenario.options.fine_tuning import Lora
 from ddpsim.scenario.options.float8 import Float8
 from ddpsim.scenario.options.training_loop import (
     CheckpointWrite,
@@ -177,6 +178,12 @@ def _recipe(value: Any) -> Any:
     return {"recipe": value} if isinstance(value, str) else value
 
 
+def _lora(value: Any) -> Any:
+    """A number is a rank."""
+    is_rank = isinstance(value, int) and not isinstance(value, bool)
+    return {"rank": value} if is_rank else value
+
+
 MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
 
 
@@ -226,6 +233,17 @@ class Workload(Spec):
         None,
         description="a zoo model's linear layers in float8, as torchao trains them: a recipe's "
         "name, or options; a step_time is of that",
+    )
+    frozen: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="modules of a zoo model that are not trained (requires_grad_(False)): they get "
+        "no gradient and no optimizer state; a step_time is of that",
+    )
+    lora: Annotated[Lora | None, BeforeValidator(_lora, json_schema_input_type=Lora | int)] = Field(
+        None,
+        description="LoRA of a zoo model's linear layers: its rank, or its options; the adapters "
+        "alone are trained; a step_time is of that",
     )
     memory_format: Literal["contiguous", "channels_last"] | None = Field(
         None,
@@ -341,8 +359,9 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Workload:
-        for key in ("seq_len", "image_size", "memory_format", "attention", "float8"):
-            if self.model is None and getattr(self, key) is not None:
+        keys = ("seq_len", "image_size", "memory_format", "attention", "float8", "frozen", "lora")
+        for key in keys:
+            if self.model is None and getattr(self, key) not in (None, ()):
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
         self._check_language_options()
         if not self.set_to_none and (self.trace or self.profile):
@@ -382,6 +401,7 @@ class Workload(Spec):
         """Raise for float8 of no bfloat16, and where nobody knows what would be run again."""
         if self.float8 and self.precision not in ("amp-bf16", "bf16"):
             raise fail("casts bfloat16 to float8; write precision: bf16 or amp-bf16", "float8")
+        self._check_fine_tuning()
         if self.checkpointing is None:
             return
         reasons = {
@@ -395,3 +415,16 @@ class Workload(Spec):
         for reason, holds in reasons.items():
             if holds:
                 raise fail(reason, "checkpointing")
+
+    def _check_fine_tuning(self) -> None:
+        """Raise for what is frozen twice, and for adapters beside what has no model with them."""
+        if self.trace and (self.frozen or self.lora):
+            raise fail("a trace shows what was trained; drop it", "lora" if self.lora else "frozen")
+        if self.lora is None:
+            return
+        if self.frozen:
+            raise fail("lora freezes all but its adapters; drop it", "frozen")
+        if self.float8:
+            raise fail("is not modelled beside float8 layers; drop one of the two", "lora")
+        if self.lora.base and self.precision != "bf16":
+            raise fail("is cast to bfloat16 for each product; write precision: bf16", "lora.base")

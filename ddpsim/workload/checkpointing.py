@@ -34,14 +34,15 @@ _SOME = 3  # names in a message
 class Block(NamedTuple):
     """A numbered module of several layers: its rows of the forward, and where its backward begins.
 
-    `rows`: first and one beyond the last. `backward`: the row of its first gradient. `own_bytes`:
-    what it alone keeps for the backward, `others_bytes`: what all else keeps when it ends. `last`:
-    the row that a checkpoint runs again in part, and that part.
+    `rows`: first and one beyond the last. `backward`: the row of its first gradient, or of the next
+    one where it is frozen; None: no gradient passes through it. `own_bytes`: what it alone keeps
+    for the backward, `others_bytes`: what all else keeps when it ends. `last`: the row that a
+    checkpoint runs again in part, and that part.
     """
 
     name: str
     rows: tuple[int, int]
-    backward: int
+    backward: int | None
     own_bytes: float
     others_bytes: float
     last: tuple[int, Row]
@@ -114,12 +115,15 @@ class KeptBytes:
         return found
 
     @property
-    def _begin_backward(self) -> Iterator[int]:
-        """Of each block, the row of the backward that ends with its first gradient."""
-        names = self._table["parameters"]["name"]
+    def _begin_backward(self) -> Iterator[int | None]:
+        """Of each block, the row of the backward that ends with its first gradient, or the next."""
+        names, modules = self._table["parameters"]["name"], self._table["forward_modules"]
+        called = {module: row for row, module in reversed([*enumerate(modules)])}
         ready = [names[index] for index in self._table["ready_order"]]
-        for block in self._rows:
-            yield next(i for i, name in enumerate(ready) if name.startswith(f"{block}."))
+        rows = [called.get(name.rpartition(".")[0], len(modules)) for name in ready]
+        for block, (_, end) in self._rows.items():
+            own = (i for i, name in enumerate(ready) if name.startswith(f"{block}."))
+            yield next(own, next((i for i, row in enumerate(rows) if row < end), None))
 
     @cached_property
     def _others(self) -> list[float]:
@@ -201,7 +205,7 @@ def with_reruns(
     """
     once, twice = list(forward), list(backward)
     for block in blocks:
-        if block.name not in reruns:
+        if block.name not in reruns or block.backward is None:
             continue
         rerun, first = reruns[block.name], block.rows[0]
         works = [priced(rerun.operators), twice[block.backward]]

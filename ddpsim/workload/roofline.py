@@ -16,6 +16,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
 from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of, with_reruns
+from ddpsim.workload.fine_tuning import fine_tuned, quantized_state_bytes
 from ddpsim.workload.float8 import Float8Linears
 from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
@@ -53,8 +54,10 @@ def zoo_model(
         arithmetic = replace(arithmetic, casts=False)
     batch, x = workload.batch_per_rank, input_size_of(table, workload)
     check_options(table, workload)
+    captured = step_of(table, workload.precision, batch, x, half_weights=half_weights)
+    state_bytes = quantized_state_bytes(table, workload)
+    table, step = fine_tuned(table, captured, workload)
     parameters = read_parameters(table["parameters"], workload.precision)
-    step = step_of(table, workload.precision, batch, x, half_weights=half_weights)
     outputs, flops = tuple(outputs_of(step.forward)), sum(one.flops for r in step.rows for one in r)
     linears = _float8_linears(table, workload, device)
     if linears:
@@ -71,7 +74,7 @@ def zoo_model(
     reruns = {}
     if policy := workload.checkpointing:
         names = checkpointed(policy, table["name"], table["blocks"])
-        chosen = [block for block in kept.blocks if block.name in names]
+        chosen = [one for one in kept.blocks if one.name in names and one.backward is not None]
         compiled = bool(workload.compile)
         reruns = reruns_of(policy, step.forward, chosen, compiled=compiled)
         forward, backward = with_reruns(
@@ -84,7 +87,7 @@ def zoo_model(
     return Model(
         parameters=held,
         ready_order=ready_order,
-        frozen_bytes=0 if gathers_frozen else frozen.size_bytes,
+        frozen_bytes=state_bytes + (0 if gathers_frozen else frozen.size_bytes),
         buffers=read_buffers(table["buffers"]),
         forward=forward,
         backward=backward,

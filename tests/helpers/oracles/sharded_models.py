@@ -55,10 +55,36 @@ def dense(draw: random.Random) -> nn.Module:
     return nn.Sequential(*(block(draw, width) for _ in range(draw.randint(2, 4))))
 
 
+class Adapted(nn.Linear):
+    """Frozen, with two adapters of rank 2 that are not."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.requires_grad_(requires_grad=False)
+        self.lora_a = nn.Linear(inputs, 2, bias=False)
+        self.lora_b = nn.Linear(2, outputs, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.lora_b(self.lora_a(x))
+
+
+def adapt(module: nn.Module) -> nn.Module:
+    """All frozen, with adapters at the linear layers of blocks."""
+    module.requires_grad_(requires_grad=False)
+    for outer in (child for child in module.modules() if isinstance(child, nn.Sequential)):
+        for name, child in outer.named_children():
+            if isinstance(child, nn.Linear):
+                own = child.in_features, child.out_features, child.bias is not None
+                setattr(outer, name, Adapted(*own))
+    return module
+
+
 def built(model: str, seed: int) -> tuple[nn.Module, torch.Tensor]:
     """Equal on both ranks."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
+    if model == "adapted":
+        return adapt(Decoder(draw)), torch.arange(6).reshape(2, 3)
     if model == "decoder":
         return Decoder(draw), torch.arange(6).reshape(2, 3)
     module = dense(draw)
@@ -71,6 +97,7 @@ def ready_order(module: nn.Module, x: torch.Tensor) -> list[int]:
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda _, i=i: found.append(i))
         for i, parameter in enumerate(module.parameters())
+        if parameter.requires_grad
     ]
     module(x).sum().backward()
     for hook in hooks:

@@ -287,6 +287,11 @@ def checkpointed_cases() -> list[tuple[Any, ...]]:
     ]
 
 
+def adapted_cases() -> list[tuple[Any, ...]]:
+    """Frozen units with adapters, whose gradients alone are reduced."""
+    return [("calls", "adapted", 3, "blocks", *each, False) for each in OPTIONS]
+
+
 def ordered_cases() -> list[tuple[Any, ...]]:
     """Each setter between micro-batches, with units of every kind and a mesh."""
     usual = {"reshard_after_backward": True, "set_is_last_backward": False}
@@ -318,5 +323,5 @@ PEAKS = [
 
 if __name__ == "__main__":
     told = [*cases(), *mesh_cases(), *sized_cases(), *checkpointed_cases()]
-    told += [*ordered_cases(), ("divisors",)]
+    told += [*adapted_cases(), *ordered_cases(), ("divisors",)]
     run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS])

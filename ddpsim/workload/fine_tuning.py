@@ -1,0 +1,621 @@
+"""A captured model as it is fine-tuned: layers that are frozen, and LoRA's adapters beside them.
+
+The table and the step that come out are those that a capture of the fine-tuned model has: frozen
+parameters apart, no product for their gradients, and nothing behind the last gradient.
+Source of the adapters' operators: peft 0.17 tuners/lora/layer.py, `base(x) + B(A(x)) * scaling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ddpsim.errors import InputError, shown
+from ddpsim.scenario.workload import Workload
+from ddpsim.workload.operators import Operator
+from ddpsim.workload.zoo.step import Row, Step
+from ddpsim.workload.zoo.table import product_of
+
+__all__ = ["fine_tuned", "quantized_state_bytes"]
+
+_BITS = {"int8": 8, "nf4": 4}
+_IN_BLOCK, _IN_SECOND = 64, 256  # weights of a scale of nf4, and scales of a scale (QLoRA)
+_WRITTEN = {"Linear": (0, 1), "Conv1D": (1, 0)}  # places of outputs and inputs in a weight's shape
+_Document = dict[str, Any]
+
+
+def fine_tuned(table: _Document, step: Step, workload: Workload) -> tuple[_Document, Step]:
+    """The table and the step with what is frozen, and with adapters; raises InputError."""
+    if not workload.lora and not workload.frozen:
+        return table, step
+    siblings = tuple(_siblings(table, step))
+    if workload.lora:
+        table, step, frozen = _adapted(table, step, workload, siblings)
+    else:
+        frozen = _named(table, workload.frozen)
+    step = _freed(table, step, frozen, siblings)
+    document, step = _without_gradients(table, step, frozen)
+    if workload.lora and workload.lora.base:
+        document["frozen"] = _stored(table, document["frozen"], _BITS[workload.lora.base])
+    return document, step
+
+
+def quantized_state_bytes(table: _Document, workload: Workload) -> int:
+    """Bytes of the scales of a base in 8 or 4 bits, which each rank has whole.
+
+    A float32 a row of int8; of nf4 a byte for 64 weights, and a float32 for 256 of those.
+    """
+    if not workload.lora or not workload.lora.base:
+        return 0
+    layers = _inner(table)
+    if workload.lora.base == "int8":
+        return sum(4 * one.outputs for one in layers)
+    scales = sum(one.outputs * one.inputs // _IN_BLOCK for one in layers)
+    return scales + 4 * (scales // _IN_SECOND)
+
+
+def _stored(table: _Document, columns: _Document, bits: int) -> _Document:
+    """Frozen parameters, those of linear layers in so many bits as elements of two bytes."""
+    numel = {f"{one.module}.weight": one.outputs * one.inputs for one in _inner(table)}
+    each = zip(columns["name"], columns["shape"], strict=True)
+    shapes = [[numel[name] * bits // 16] if name in numel else shape for name, shape in each]
+    return columns | {"shape": shapes}
+
+
+def _named(table: _Document, modules: Sequence[str]) -> frozenset[int]:
+    """Places of the parameters of some modules; raises InputError for a name of none."""
+    names = table["parameters"]["name"]
+    for module in modules:
+        if not any(name == module or name.startswith(f"{module}.") for name in names):
+            reason = f"{shown(module)} holds no trained parameter of {table['name']}"
+            raise InputError("workload.frozen", reason)
+    found = frozenset(
+        place
+        for place, name in enumerate(names)
+        if any(name == module or name.startswith(f"{module}.") for module in modules)
+    )
+    if len(found) == len(names):
+        raise InputError("workload.frozen", "leaves nothing that is trained; name fewer modules")
+    return found
+
+
+class _Linear(NamedTuple):
+    """A linear layer: its module, its weight's place, and extents."""
+
+    module: str
+    place: int
+    outputs: int
+    inputs: int
+
+    def is_forward(self, one: Operator) -> bool:
+        """Whether an operator is its product."""
+        return one.kind == "product" and (one.n, one.k) == (self.outputs, self.inputs)
+
+    def is_backward(self, one: Operator) -> bool:
+        """Whether an operator is the product of its input's gradient, or of its weight's."""
+        weight = {one.m, one.n} == {self.outputs, self.inputs}
+        of_input = (one.n, one.k) == (self.inputs, self.outputs)
+        return one.kind == "product" and one.count == 1 and (weight or of_input)
+
+
+def _linears(table: _Document) -> list[_Linear]:
+    """In the order in which they are called."""
+    columns = table["parameters"]
+    each = zip(columns["name"], columns["shape"], columns["module"], strict=True)
+    found = {}
+    for place, (name, shape, kind) in enumerate(each):
+        if kind in _WRITTEN and name.endswith(".weight"):
+            outputs, inputs = (shape[i] for i in _WRITTEN[kind])
+            module = name.removesuffix(".weight")
+            found[module] = _Linear(module, place, outputs, inputs)
+    return [found[module] for module in table["forward_modules"] if module in found]
+
+
+def _inner(table: _Document) -> list[_Linear]:
+    """Those without the head: the last one, unless that is in a block."""
+    linears = _linears(table)
+    inside = tuple(f"{block}." for block in table["blocks"])
+    has_head = bool(linears) and not linears[-1].module.startswith(inside)
+    return linears[:-1] if has_head else linears
+
+
+def _siblings(table: _Document, step: Step) -> Iterator[tuple[str, ...]]:
+    """Linear layers by their inputs: such as are called in a row, with no operator between."""
+    layers = {one.module: one for one in _linears(table)}
+    group: list[str] = []
+    is_open = False
+    for module, row in zip(table["forward_modules"], step.forward, strict=True):
+        layer = layers.get(module)
+        products = layer and sum(map(layer.is_forward, row))
+        alike = layer is not None and is_open and layers[group[-1]].inputs == layer.inputs
+        if group and not (alike and products):
+            yield tuple(group)
+            group = []
+        group += [module] if layer and products else []
+        is_open = bool(products) and all(one.kind in ("copy", "product") for one in row)
+    if group:
+        yield tuple(group)
+
+
+def _chosen(table: _Document, ends: Sequence[str] | None) -> list[_Linear]:
+    """The layers that get adapters; raises InputError for a name of none."""
+    linears = _linears(table)
+    if ends is None:
+        linears = _inner(table)
+        ends = [one.module for one in linears]
+    for end in ends:
+        if not any(f".{one.module}".endswith(f".{end}") for one in linears):
+            reason = f"no linear layer of {table['name']} has a name that ends in {shown(end)}"
+            raise InputError("workload.lora.modules", reason)
+    if not linears:
+        raise InputError("workload.lora", f"{table['name']} has no linear layers to adapt; drop it")
+    return [one for one in linears if any(f".{one.module}".endswith(f".{end}") for end in ends)]
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """One layer's A and B over so many tokens.
+
+    `casts`: autocast takes weights to half; `casts_input`: what the layer is called with too.
+    """
+
+    layer: _Linear
+    rank: int
+    tokens: float
+    item_bytes: float
+    casts: bool
+    casts_input: bool
+
+    @property
+    def kept_bytes(self) -> float:
+        """What autograd keeps of it: the input of B, and casts."""
+        layer, cast = self.layer, 0.0
+        if self.casts:
+            cast = 2 * (self.casts_input * self.tokens * layer.inputs + self._weights)
+        return self.tokens * self.rank * self.item_bytes + cast
+
+    @property
+    def _weights(self) -> int:
+        return self.rank * (self.layer.inputs + self.layer.outputs)
+
+    def forward(self) -> Iterator[Operator]:
+        """Both products, the scaling, and the sum with the layer's output."""
+        layer = self.layer
+        if self.casts_input:
+            yield _cast(self.tokens * layer.inputs, 4, 2)
+        if self.casts:
+            yield _cast(self.rank * layer.inputs, 4, 2)
+        yield self._product(self.tokens, self.rank, layer.inputs)
+        if self.casts:
+            yield _cast(self.rank * layer.outputs, 4, 2)
+        yield self._product(self.tokens, layer.outputs, self.rank)
+        yield self._pointwise(self.tokens * layer.outputs, 1)
+        yield self._pointwise(self.tokens * layer.outputs, 2)
+
+    def backward(self, *, first: bool) -> tuple[Row, Row, Row]:
+        """What ends with the gradient of B, with that of A, and what follows the layer's own.
+
+        `first`: no gradient of the layer's input is wanted, nor one of A's.
+        """
+        layer, rank, tokens = self.layer, self.rank, self.tokens
+        outer = (
+            self._pointwise(tokens * layer.outputs, 1),
+            self._product(layer.outputs, rank, tokens),
+            self._product(tokens, rank, layer.outputs),
+            *self._cast_back(rank * layer.outputs),
+        )
+        inner = (
+            self._product(rank, layer.inputs, tokens),
+            *([] if first else [self._product(tokens, layer.inputs, rank)]),
+            *self._cast_back(rank * layer.inputs),
+        )
+        elements = tokens * layer.inputs
+        cast = self._cast_back(elements) if self.casts_input else ()
+        sum_ = _pointwise(elements, 2, 4 if cast else self.item_bytes)
+        return outer, inner, (*cast, sum_)
+
+    def _cast_back(self, elements: float) -> Row:
+        return (_cast(elements, 2, 4),) if self.casts else ()
+
+    def _product(self, m: float, n: float, k: float) -> Operator:
+        item = self.item_bytes
+        read, written = item * (m * k + k * n), item * m * n
+        return Operator("product", 1, m, n, k, 1, 1, 2 * m * n * k, read, written, item)
+
+    def _pointwise(self, elements: float, read: int) -> Operator:
+        return _pointwise(elements, read, self.item_bytes)
+
+
+def _pointwise(elements: float, read: int, item_bytes: float) -> Operator:
+    return Operator(
+        "pointwise",
+        bytes_read=elements * read * item_bytes,
+        bytes_written=elements * item_bytes,
+        item_bytes=item_bytes,
+    )
+
+
+def _cast(elements: float, read: float, written: float) -> Operator:
+    return Operator(
+        "copy",
+        bytes_read=elements * read,
+        bytes_written=elements * written,
+        item_bytes=max(read, written),
+    )
+
+
+def _adapted(
+    table: _Document, step: Step, workload: Workload, siblings: Sequence[tuple[str, ...]]
+) -> tuple[_Document, Step, frozenset[int]]:
+    """With adapters, and the places of all else."""
+    lora = workload.lora
+    if lora is None:
+        raise ValueError("this workload has no adapters")
+    casts = workload.precision.startswith("amp")
+    adapters = {}
+    for layer in _chosen(table, lora.modules):
+        row = step.forward[table["forward_modules"].index(layer.module)]
+        one = next((one for one in row if layer.is_forward(one)), None)
+        if one is None:
+            reason = f"the product of {layer.module} is not found in {table['name']}: drop it"
+            raise InputError("workload.lora.modules", reason)
+        narrow = any(_narrows(each, one.m * one.k) for each in row)
+        own = lora.rank, one.m, one.item_bytes, casts, narrow
+        adapters[layer.module] = _Adapter(layer, *own)
+    if lora.base:
+        step = _dequantized(table, step, _BITS[lora.base])
+    step = _with_forwards(table, step, adapters)
+    firsts = next(group for group in siblings if {*group} & {*adapters})
+    return _with_backwards(table, step, adapters, firsts)
+
+
+def _dequantized(table: _Document, step: Step, bits: int) -> Step:
+    """With casts to two bytes before each product of a layer that is stored in so many bits."""
+    layers = {one.module: one for one in _inner(table)}
+
+    def whole(row: Row, layer: _Linear) -> Row:
+        """Cast before its own products, once."""
+        elements = layer.outputs * layer.inputs
+        first = next((i for i, one in enumerate(row) if _is_of(layer, one)), None)
+        if first is None:
+            return row
+        return (*row[:first], _cast(elements, bits / 8, 2), *row[first:])
+
+    def _is_of(layer: _Linear, one: Operator) -> bool:
+        return layer.is_forward(one) or layer.is_backward(one)
+
+    forward = list(step.forward)
+    for i, module in enumerate(table["forward_modules"]):
+        if module in layers:
+            forward[i] = whole(forward[i], layers[module])
+    backward = list(step.backward)
+    for one in layers.values():
+        row = _first_row(table, step, one)
+        if row is not None:
+            backward[row] = whole(backward[row], one)
+    return step._replace(forward=tuple(forward), backward=tuple(backward))
+
+
+def _first_row(table: _Document, step: Step, layer: _Linear) -> int | None:
+    """The row of the backward that has a layer's own products."""
+    names, prefix = table["parameters"]["name"], f"{layer.module}."
+    return next(
+        (
+            row
+            for row, place in enumerate(table["ready_order"])
+            if names[place].startswith(prefix) and any(map(layer.is_backward, step.backward[row]))
+        ),
+        None,
+    )
+
+
+def _with_forwards(table: _Document, step: Step, adapters: dict[str, _Adapter]) -> Step:
+    modules = table["forward_modules"]
+
+    def adapted(row: Row, module: str) -> Row:
+        if module not in adapters:
+            return row
+        adapter = adapters[module]
+        last = [i for i, one in enumerate(row) if adapter.layer.is_forward(one)]
+        if not last:
+            return row
+        return (*row[: last[0] + 1], *adapter.forward(), *row[last[0] + 1 :])
+
+    blocks = [f"{block}." for block in table["blocks"]]
+    kept = [
+        sum(a.kept_bytes for module, a in adapters.items() if module.startswith(block))
+        for block in blocks
+    ]
+    whole = sum(one.kept_bytes for one in adapters.values())
+    outside = whole - sum(kept)
+    return step._replace(
+        forward=tuple(map(adapted, step.forward, modules)),
+        reruns=tuple((i, adapted(row, modules[i]) if row else row) for i, row in step.reruns),
+        saved_bytes=step.saved_bytes + whole,
+        own_bytes=tuple(map(sum, zip(step.own_bytes, kept, strict=True))),
+        others_bytes=tuple(each + outside for each in step.others_bytes),
+    )
+
+
+def _with_backwards(
+    table: _Document, step: Step, adapters: dict[str, _Adapter], firsts: Sequence[str]
+) -> tuple[_Document, Step, frozenset[int]]:
+    """With rows for the adapters' gradients, and with their parameters after a layer's own.
+
+    `firsts`: layers whose input needs no gradient.
+    """
+    columns, new = table["parameters"], _Columns(table["parameters"])
+    names, moved = columns["name"], list[int]()
+    owners = [name.rpartition(".")[0] for name in names]
+    places = dict[str, tuple[int, int]]()
+    for place, owner in enumerate(owners):
+        moved.append(new.append(place))
+        if owner in adapters and (place + 1 == len(owners) or owners[place + 1] != owner):
+            places[owner] = new.append_adapter(adapters[owner], place)
+    ready, rows = list[int](), list[Row]()
+    layers = (one for one in _linears(table) if one.module in {*adapters, *firsts})
+    begun = {_first_row(table, step, one): one for one in layers}
+    for row, place in enumerate(table["ready_order"]):
+        own = step.backward[row]
+        if row in begun:
+            layer = begun[row]
+            begins, is_first = _begins(own, layer), layer.module in firsts
+            before, own = own[:begins], () if is_first else own[begins:]
+            if adapter := adapters.get(layer.module):
+                outer, inner, after = adapter.backward(first=is_first)
+                rows += [(*before, *outer), inner]
+                ready += places[layer.module]
+                own = own if is_first else (*own, *after)
+            else:
+                own = (*before, *own)
+        rows.append(own)
+        ready.append(moved[place])
+    everything = dict(table, parameters=new.columns, ready_order=ready)
+    rows.append(step.backward[-1])
+    return everything, step._replace(backward=tuple(rows)), frozenset(moved)
+
+
+def _begins(row: Row, layer: _Linear) -> int:
+    """Where a layer's own operators begin: with its products, or the cast of its weight."""
+    first = next(i for i, one in enumerate(row) if layer.is_backward(one))
+    elements = layer.outputs * layer.inputs
+    before = row[first - 1] if first else None
+    is_cast = before is not None and before.kind == "copy" and before.bytes_read < elements * 2
+    return first - (is_cast and before is not None and before.bytes_written == elements * 2)
+
+
+class _Columns:
+    """A table's columns of parameters, made anew."""
+
+    def __init__(self, columns: _Document) -> None:
+        self._old = columns
+        self.columns: _Document = {key: [] for key in ("name", "shape", "module")}
+        dtype = columns["dtype"]
+        self.columns["dtype"] = dtype if isinstance(dtype, str) else []
+        self.columns["sparse"] = []
+
+    def append(self, place: int) -> int:
+        """One that was there."""
+        old = self._old
+        new = self._add(old["name"][place], old["shape"][place], old["module"][place], place)
+        if place in old.get("sparse", ()):
+            self.columns["sparse"].append(new)
+        return new
+
+    def append_adapter(self, adapter: _Adapter, place: int) -> tuple[int, int]:
+        """Those of A and B; the places of B and A, as their gradients come."""
+        layer = adapter.layer
+        shapes = {"A": [adapter.rank, layer.inputs], "B": [layer.outputs, adapter.rank]}
+        inner, outer = (
+            self._add(f"{layer.module}.lora_{key}.default.weight", shape, "Linear", place)
+            for key, shape in shapes.items()
+        )
+        return outer, inner
+
+    def _add(self, name: str, shape: list[int], module: str, place: int) -> int:
+        for key, value in (("name", name), ("shape", shape), ("module", module)):
+            self.columns[key].append(value)
+        if isinstance(self.columns["dtype"], list):
+            self.columns["dtype"].append(self._old["dtype"][place])
+        return len(self.columns["name"]) - 1
+
+
+def _without_gradients(
+    table: _Document, step: Step, frozen: frozenset[int]
+) -> tuple[_Document, Step]:
+    """With parameters frozen: what is left of their rows is of the next gradient's."""
+    rows = _Rows(table, step)
+    for place in sorted(frozen):
+        rows.freeze(place)
+    step = _kept_less(table, step, rows.unkept)
+    ready, backward, open_row = list[int](), list[Row](), list[Operator]()
+    for row, place in enumerate(table["ready_order"]):
+        open_row += rows.backward[row]
+        if place not in frozen:
+            ready.append(place)
+            backward.append(tuple(open_row))
+            open_row = []
+    if not ready:
+        raise InputError("workload.frozen", "leaves no gradient; name fewer modules")
+    columns = table["parameters"]
+    left = [place for place in range(len(columns["name"])) if place not in frozen]
+    number = {place: i for i, place in enumerate(left)}
+    document = dict(
+        table,
+        parameters=_some(columns, left),
+        frozen=_frozen_columns(table, sorted(frozen)),
+        ready_order=[number[place] for place in ready],
+    )
+    return document, _kept_alone(document, step._replace(backward=(*backward, ())))
+
+
+def _kept_less(table: _Document, step: Step, unkept: Sequence[tuple[str, float]]) -> Step:
+    """With fewer bytes kept of some modules."""
+    own, others, saved = list(step.own_bytes), list(step.others_bytes), step.saved_bytes
+    for module, size_bytes in unkept:
+        saved -= size_bytes
+        inside = (i for i, block in enumerate(table["blocks"]) if module.startswith(f"{block}."))
+        if (block := next(inside, None)) is not None:
+            own[block] -= size_bytes
+        elif others:
+            others[-1] -= size_bytes
+    return step._replace(own_bytes=tuple(own), others_bytes=tuple(others), saved_bytes=saved)
+
+
+def _freed(
+    table: _Document, step: Step, frozen: frozenset[int], siblings: Sequence[tuple[str, ...]]
+) -> Step:
+    """Without inputs of frozen linear layers, where nothing else keeps them.
+
+    Those are what a norm makes, or a product of two factors, and casts of a layer's own: another
+    operator may keep its output for itself.
+    """
+    names, modules = table["parameters"]["name"], table["forward_modules"]
+    layers = {one.module: one for one in _linears(table)}
+    adapted = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
+    unkept = []
+    for group in siblings:
+        is_unkept = all(layers[one].place in frozen for one in group) and not {*group} & adapted
+        is_unkept = is_unkept and _is_unkept(table, step, layers[group[0]])
+        for module in group:
+            row = step.forward[modules.index(module)]
+            one = next(filter(layers[module].is_forward, row))
+            is_cast = any(_narrows(each, one.m * one.k) for each in row[: row.index(one)])
+            own = is_cast and layers[module].place in frozen
+            if own or (is_unkept and module == group[0]):
+                unkept.append((module, one.m * one.k * one.item_bytes))
+    return _kept_less(table, step, unkept)
+
+
+def _narrows(one: Operator, elements: float) -> bool:
+    return one.kind == "copy" and (one.bytes_read, one.bytes_written) == (
+        4 * elements,
+        2 * elements,
+    )
+
+
+def _is_unkept(table: _Document, step: Step, layer: _Linear) -> bool:
+    """Whether what makes a layer's input does not keep it."""
+    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
+    row = table["forward_modules"].index(layer.module)
+    before = f"{table['forward_modules'][row - 1]}." if row else "."
+    owned = [shape for name, shape in zip(names, shapes, strict=True) if name.startswith(before)]
+    is_made_there = not any(one.kind != "copy" for one in step.forward[row][:-1][:1])
+    if owned and all(len(shape) == 1 for shape in owned):
+        last = step.forward[row - 1][-1]
+        return is_made_there and last.kind in ("pointwise", "normalization")
+    begun = _first_row(table, step, layer)
+    after = step.backward[begun + 1][:2] if begun is not None else ()
+    return len(after) > 1 and all(
+        one.kind == "pointwise" and one.bytes_read == 2 * one.bytes_written for one in after
+    )
+
+
+def _kept_alone(table: _Document, step: Step) -> Step:
+    """Without what blocks keep that no gradient reaches: those ahead of all that is trained."""
+    names, modules = table["parameters"]["name"], table["forward_modules"]
+    owners = {name.rpartition(".")[0].partition(".lora_")[0] for name in names}
+    first = next((i for i, module in enumerate(modules) if module in owners), 0)
+    reached = set(modules[first:])
+    own = tuple(
+        kept if any(module.startswith(f"{block}.") for module in reached) else 0.0
+        for kept, block in zip(step.own_bytes, table["blocks"], strict=True)
+    )
+    gone = sum(step.own_bytes) - sum(own)
+    return step._replace(own_bytes=own, saved_bytes=step.saved_bytes - gone)
+
+
+def _some(columns: _Document, places: Sequence[int]) -> _Document:
+    """The columns at some places."""
+    number = {place: i for i, place in enumerate(places)}
+    found = {
+        key: [value[place] for place in places]
+        for key, value in columns.items()
+        if key != "sparse" and isinstance(value, list)
+    }
+    sparse = [number[place] for place in columns.get("sparse", ()) if place in number]
+    return dict(columns, **found, sparse=sparse)
+
+
+def _frozen_columns(table: _Document, places: Sequence[int]) -> _Document:
+    """Those of a table's own frozen parameters and of these, with their places among all."""
+    columns, old = table["parameters"], table.get("frozen")
+    taken = set(old["place"]) if old else set[int]()
+    among = [i for i in range(len(columns["name"]) + len(taken)) if i not in taken]
+    rows = [(among[place], *_row(columns, place)) for place in places]
+    if old:
+        rows += [(place, *_row(old, i)) for i, place in enumerate(old["place"])]
+    places_, names, shapes, dtypes = map(list, zip(*sorted(rows), strict=True))
+    return {"name": names, "shape": shapes, "dtype": dtypes, "place": places_}
+
+
+def _row(columns: _Document, place: int) -> tuple[str, list[int], str]:
+    dtype = columns["dtype"]
+    own = dtype if isinstance(dtype, str) else dtype[place]
+    return columns["name"][place], columns["shape"][place], own
+
+
+class _Rows:
+    """Rows of the backward, from which what makes gradients is taken."""
+
+    def __init__(self, table: _Document, step: Step) -> None:
+        self._columns = table["parameters"]
+        self.backward = [list(row) for row in step.backward]
+        names = self._columns["name"]
+        self._of: dict[str, list[int]] = {}
+        self.unkept: list[tuple[str, float]] = []
+        for row, place in enumerate(table["ready_order"]):
+            self._of.setdefault(names[place].rpartition(".")[0], []).append(row)
+        self._ties = any(
+            module and module not in {name.rpartition(".")[0] for name in names}
+            for module in table["forward_modules"]
+        )
+
+    def freeze(self, place: int) -> None:
+        """Take what makes one parameter's gradient, and a cast of it."""
+        shape = self._columns["shape"][place]
+        numel, module = product_of(shape), self._columns["name"][place].rpartition(".")[0]
+        own = self._of.get(module, [])
+        is_embedding = self._columns["module"][place] == "Embedding"
+        if is_embedding:
+            self._take(own, lambda one: one.kind == "embedding_backward", numel, "")
+            own = list(range(len(self.backward))) if self._ties else []
+        if len(shape) > 1:
+            self._take(own, lambda one: _makes(one, shape), numel, "")
+        else:
+            self._take(own, lambda one: _sums(one, numel), numel, module)
+
+    def _take(
+        self, rows: Sequence[int], makes: Callable[[Operator], bool], numel: int, scale_of: str
+    ) -> None:
+        """The first that `makes` a gradient; `scale_of`: the module whose scale it may be."""
+        for row in rows:
+            ops = self.backward[row]
+            found = next((i for i, one in enumerate(ops) if makes(one)), None)
+            if found is None:
+                continue
+            last = next((i for i in range(found + 1, len(ops)) if _returns(ops[i], numel)), None)
+            taken = {found, last}
+            if scale_of and found and ops[found - 1].kind == "pointwise":
+                taken.add(found - 1)  # a norm's scale: its gradient times what was normalised
+                self.unkept.append((scale_of, ops[found - 1].bytes_written))
+            self.backward[row] = [one for i, one in enumerate(ops) if i not in taken]
+            return
+
+
+def _makes(one: Operator, shape: Sequence[int]) -> bool:
+    """Whether it makes the gradient of a weight of a shape."""
+    if one.kind == "convolution_weight_gradient":
+        return True
+    return one.kind == "product" and one.count * one.m * one.n == product_of(list(shape))
+
+
+def _sums(one: Operator, numel: int) -> bool:
+    """Whether it makes the gradient of a vector."""
+    return one.kind == "reduction" and one.bytes_written in (2 * numel, 4 * numel)
+
+
+def _returns(one: Operator, numel: int) -> bool:
+    """Whether it casts a gradient to its parameter's type, under autocast."""
+    return one.kind == "copy" and (one.bytes_read, one.bytes_written) == (2 * numel, 4 * numel)
