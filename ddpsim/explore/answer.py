@@ -252,8 +252,9 @@ def _sure(document: Document) -> dict[str, Any]:
         "interval": {"name": interval_name(interval), "text": edges_in_words(interval)},
         "sources": [
             {"input": source.input, "basis": source.basis}
-            | {"text": f"-{format_duration(source.low_s)} +{format_duration(source.high_s)}"}
+            | {"text": f"{_signed('-', source.low_s)} {_signed('+', source.high_s)}"}
             for source in (interval.sources if interval else ())
+            if source.low_s or source.high_s
         ],
         "stragglers": [f"{s.text}: {format_duration(s.cost_s)} a step" for s in result.stragglers],
         "mfu": format_percent(training.mfu) if training and training.mfu else None,
@@ -264,6 +265,10 @@ def _sure(document: Document) -> dict[str, Any]:
             for step in next_steps(job, result)
         ],
     }
+
+
+def _signed(sign: str, time_s: float) -> str:
+    return f"{sign if time_s else ''}{format_duration(time_s)}"
 
 
 def _cost(job: Job, result: Result) -> Iterator[dict[str, Any]]:
