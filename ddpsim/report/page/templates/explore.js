@@ -353,9 +353,9 @@
   };
   const showLegend = () => {
     const looks = new Map(Object.values(start.looks).map((look) => [look.name, look]));
-    const shown = ranksShown();
-    const used = new Set(shown.flatMap((rank) => [...rank.compute, ...rank.host]).map(([kind]) => start.looks[kind].name));
-    for (const kind of ["hidden", "exposed"]) if (shown.some((rank) => rank[`${kind}_ns`])) used.add(start.looks[kind].name);
+    const ranks = ranksShown();
+    const used = new Set(ranks.flatMap((rank) => [...rank.compute, ...rank.host]).map(([kind]) => start.looks[kind].name));
+    for (const kind of ["hidden", "exposed"]) if (ranks.some((rank) => rank[`${kind}_ns`])) used.add(start.looks[kind].name);
     byId("legend").replaceChildren(...[...looks.values()].filter(({ name }) => used.has(name)).map((look) => {
       const swatch = make("span", { className: `swatch${look.hatched ? " hatched" : ""}` });
       swatch.style.setProperty("--colour", `var(${look.colour})`);
