@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
     from ddpsim.engine.fast.lanes import Lanes
 
-__all__ = ["mean_steps_s", "run_many"]
+__all__ = ["mean_steps_s", "run_many", "step_ranges_s"]
+
+# whether the step at this place is told well enough by its least and its most seconds
+Suffices = Callable[[int, float, float], bool]
 
 _LANES = 2**17  # at once: some hundred bytes each
 _SENT = 16  # collectives of which each takes as much again
@@ -46,31 +49,37 @@ def run_many(
 
 
 def mean_steps_s(requests: Sequence[Request]) -> list[float]:
-    """Seconds of each one's mean steady step: that of a cycle, where steps come again.
+    """Seconds of each one's mean steady step: that of a cycle, where steps come again."""
+    return [least_s for least_s, _ in step_ranges_s(requests, lambda *_: False)]
+
+
+def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple[float, float]]:
+    """Seconds that hold each one's mean steady step, least and most; of a step that is known twice.
 
     A step of many ranks is a function of when each of them begins it, x(k+1) = f(x(k)), that is
     never earlier where x is later, and later by d where all of x are: a collective waits for its
     last rank, and works follow each other. So two x are never further apart after it than before,
     and f comes to the same mean length whatever x it begins with. Where no launch comes late, ranks
-    begin after all launches, those that differ for good as the last job's on them ended.
+    begin after all launches, those that differ for good as the last job's on them ended. The
+    shortest and the longest of a step's lengths on all ranks hold those of every later step.
     """
-    found: dict[int, float] = {}
+    found: dict[int, tuple[float, float]] = {}
     groups: dict[Hashable, dict[int, Request]] = defaultdict(dict)
     for place, asked in enumerate(requests):
         if not _may_begin_late(asked):
             continue
         is_first = asked.sums is not None and asked.sums.stood_ns is None
         if is_first or asked.plan.period > _FEW_RANKS:
-            found |= _begun_late_s({place: asked})
+            found |= _begun_late_s({place: asked}, suffices)
         else:
             mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
             key = asked.program.steady_period[0].shape, asked.plan.period, mesh
             groups[key][place] = asked
     for group in groups.values():
-        found |= _begun_late_s(group)
+        found |= _begun_late_s(group, suffices)
     left = [place for place in range(len(requests)) if place not in found]
     steps = _run_different([requests[place] for place in left], lambda _: None, counts=False)
-    found |= {place: step.mean_s for place, step in zip(left, steps, strict=True)}
+    found |= {place: 2 * (step.mean_s,) for place, step in zip(left, steps, strict=True)}
     return [found[place] for place in range(len(requests))]
 
 
@@ -93,8 +102,10 @@ def _may_begin_late(asked: Request) -> bool:
     return len({each.interference.compute for each in program.transfers(asked.cost)}) <= 1
 
 
-def _begun_late_s(group: Mapping[int, Request]) -> dict[int, float]:
-    """Seconds of the mean steps, by places, of those whose hosts are ahead in the end.
+def _begun_late_s(
+    group: Mapping[int, Request], suffices: Suffices
+) -> dict[int, tuple[float, float]]:
+    """The same by places, of those whose hosts are ahead in the end.
 
     Steps that do not come again have the mean of the last half.
     """
@@ -112,22 +123,28 @@ def _begun_late_s(group: Mapping[int, Request]) -> dict[int, float]:
     try:
         for lengths_ns in islice(lanes.trained(), MOST_MORE):
             if not lasts_ns and len(few := _ahead(group, hosts, lengths_ns)) < len(group):
-                return _begun_late_s(few) if few else {}
+                return _begun_late_s(few, suffices) if few else {}
             now_ns += lengths_ns
             lasts_ns.append(now_ns.max(axis=1))
+            edges_s = np.stack([lengths_ns.min(axis=1), lengths_ns.max(axis=1)], axis=1) / NS_PER_S
+            held = zip(group, map(tuple, edges_s.tolist()), strict=True)
+            told = {place: each for place, each in held if suffices(place, *each)}
+            pasts = zip(group, lanes.past, strict=True)
+            if all(place in told or past.cycle_ns for place, past in pasts):
+                break
     except OverflowError:
         return {}
     half = len(lasts_ns) // 2
     means_ns = (lasts_ns[-1] - lasts_ns[-1 - half]) / max(1, half)
     means_ns = means_ns.clip(lengths_ns.min(axis=1), lengths_ns.max(axis=1))
-    found: dict[int, float] = {}
     for i, (place, past) in enumerate(zip(group, lanes.past, strict=True)):
         cycle_ns, sums = past.cycle_ns, asked[i].sums
         mean_ns = sum(cycle_ns) / len(cycle_ns) if cycle_ns else float(means_ns[i])
-        found[place] = mean_ns / NS_PER_S
-        if past.cycle_ns and sums and sums.stood_ns is None:
+        if cycle_ns or place not in told:
+            told[place] = 2 * (mean_ns / NS_PER_S,)
+        if cycle_ns and sums and sums.stood_ns is None:
             sums.stood_ns = now_ns[i] - now_ns[i].min()
-    return found
+    return told
 
 
 def _ahead(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
-from ddpsim.engine.batch import mean_steps_s
+from ddpsim.engine.batch import mean_steps_s, step_ranges_s
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
@@ -31,6 +32,7 @@ _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itse
 _SELDOM = 50  # steps from one read of the loss to the next
 _CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 _Spec = TypeVar("_Spec", bound=BaseModel)
+_Range = tuple[float, float]  # the least and the most
 
 
 def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
@@ -61,35 +63,58 @@ class _Change:
 
 
 class _Trials:
-    """What is tried against the bottleneck of a job with a result, each change once."""
+    """What is tried against the bottleneck of a job with a result, each change once.
+
+    `before`: samples per second without noise.
+    """
 
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
-        self._known: dict[str, float] = {}
-
-    def throughputs(self, changes: Sequence[_Change]) -> list[float]:
-        """Samples per second of all ranks, without noise; 0 where a change does not fit."""
-        new = {each.setting: each for each in changes if each.setting not in self._known}
-        jobs = {setting: _changed_job(self.job, each) for setting, each in new.items()}
-        found = {setting: job for setting, job in jobs.items() if job}
-        steps_s = zip(
-            found, mean_steps_s([job.calm_request() for job in found.values()]), strict=True
-        )
-        self._known |= dict.fromkeys(new, 0.0)
-        self._known |= {setting: _samples(found[setting].scenario) / s for setting, s in steps_s}
-        return [self._known[each.setting] for each in changes]
+        self.before = _samples(job.scenario) / job.step_s()
+        self._known: dict[str, _Range] = {}
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
         """Those with the highest throughput first."""
         known = list(changes)
-        throughputs = dict(
-            zip([each.setting for each in known], self.throughputs(known), strict=True)
-        )
-        return sorted(known, key=lambda each: -throughputs[each.setting])
+        ranges = sorted(self._throughputs(known).values(), reverse=True)
+        if any(lower[1] > higher[0] for higher, lower in pairwise(ranges)):
+            self._known |= self._found([each for each in known if not self._is_known(each)])
+        found = self._throughputs(known)
+        return sorted(known, key=lambda each: found[each.setting], reverse=True)
 
-    def gain(self, change: _Change, before: float) -> str | None:
+    def gain(self, change: _Change) -> str | None:
         """What it adds to the throughput, in percent; None where it is not worth trying."""
-        gain = self.throughputs([change])[0] / before - 1
+        return self._gain(self._throughputs([change])[change.setting][0])
+
+    def _throughputs(self, changes: Sequence[_Change]) -> dict[str, _Range]:
+        """Each one's, simulated no further than its gain is told in percent."""
+        new = [each for each in changes if each.setting not in self._known]
+        self._known |= self._found(new, lambda *edges: len(set(map(self._gain, edges))) == 1)
+        return {each.setting: self._known[each.setting] for each in changes}
+
+    def _found(
+        self, changes: Sequence[_Change], suffices: Callable[[float, float], bool] | None = None
+    ) -> dict[str, _Range]:
+        """Samples per second of all ranks, without noise; 0 where a change does not fit."""
+        jobs = {each.setting: _changed_job(self.job, each) for each in changes}
+        fit = {setting: job for setting, job in jobs.items() if job}
+        samples = [_samples(job.scenario) for job in fit.values()]
+        steps_s = step_ranges_s(
+            [job.calm_request() for job in fit.values()],
+            lambda i, *edges_s: bool(suffices and suffices(*(samples[i] / s for s in edges_s))),
+        )
+        each = zip(fit, samples, steps_s, strict=True)
+        found = {
+            setting: (many / most_s, many / least_s) for setting, many, (least_s, most_s) in each
+        }
+        return dict.fromkeys(jobs, (0.0, 0.0)) | found
+
+    def _is_known(self, change: _Change) -> bool:
+        least, most = self._known[change.setting]
+        return least == most
+
+    def _gain(self, throughput: float) -> str | None:
+        gain = throughput / self.before - 1
         return f"{gain:+.0%}" if gain >= _WORTH_TRYING else None
 
 
@@ -100,13 +125,12 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
     if noise and (late or kind == "stragglers"):
         yield NextStep("the same without this noise, to see what it costs", (noise,))
         return
-    before = _samples(job.scenario) / job.step_s()
     varies = job.scenario.run.jitter or job.scenario.run.stalls or job.observed_s
     beside = " without noise" if varies else ""
     trials = _Trials(job, result)
     for changes in _CHANGES.get(kind, (_less_compute,)):
         for change in changes(trials):
-            gain = trials.gain(change, before)
+            gain = trials.gain(change)
             if gain:
                 why = f"{change.why}: throughput {gain}{beside}"
                 yield NextStep(why, (change.setting, *change.also))

@@ -5,6 +5,7 @@ Sources: nccl src/device/all_reduce.h (what a tree and NVLS send).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -48,13 +49,32 @@ class Pipeline:
     """
 
     def __init__(self, inside: Callable[[Paths, Ends | None], Link]) -> None:
-        self.edges: list[_Edge] = []
+        self._ends = array("l")  # source, target and flows of each edge
+        self._after, self._until = array("l"), array("l", [0])  # and where those of each end
         self._inside = inside
 
     def add(self, source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
         """An edge; returns its place, as what later edges wait for."""
-        self.edges.append(_Edge(source, target, flows, tuple(after)))
-        return [len(self.edges) - 1]
+        self._ends.extend((source, target, flows))
+        self._after.extend(after)
+        self._until.append(len(self._after))
+        return [self.count - 1]
+
+    @property
+    def count(self) -> int:
+        """How many edges there are: of many ranks too many for an object each."""
+        return len(self._until) - 1
+
+    def edge(self, number: int) -> _Edge:
+        """One of them, in the order in which they were added."""
+        source, target, flows = self._ends[3 * number : 3 * number + 3]
+        after = self._after[self._until[number] : self._until[number + 1]]
+        return _Edge(source, target, flows, tuple(after))
+
+    @property
+    def ends(self) -> array[int]:
+        """Source, target and flows of each edge, one after the other."""
+        return self._ends
 
     def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
         return replace(paths.between(ends), flows=flows) if flows else self._inside(paths, ends)
@@ -83,13 +103,14 @@ class Pipeline:
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
         out, chunks = Scheduler(), Chunks.of(paths, size_bytes)
-        links = [self._link(paths, edge.flows, edge[:2]) for edge in self.edges]
+        edges = [self.edge(number) for number in range(self.count)]
+        links = [self._link(paths, edge.flows, edge[:2]) for edge in edges]
         for number in range(chunks.number):
             is_last = number == chunks.number - 1
             chunk = chunks.last_bytes if is_last else chunks.size_bytes
-            base = number * len(self.edges)
-            for edge, link in zip(self.edges, links, strict=True):
-                behind = [len(out.messages) - len(self.edges)] if number else []
+            base = number * len(edges)
+            for edge, link in zip(edges, links, strict=True):
+                behind = [len(out.messages) - len(edges)] if number else []
                 after = [base + i for i in edge.after]
                 out.send(edge.source, edge.target, chunk, link, after=after, behind=behind)
         return out.schedule(paths.ranks)
@@ -176,13 +197,12 @@ class _Merged(NamedTuple):
 @lru_cache(maxsize=16)
 def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
     """Of a pipeline, whose edges each follow what they wait for; links at `touched` are unlike."""
-    edges = pipeline.edges
     kinds: dict[tuple[int, Ends | None], int] = {}
     known: dict[tuple[int, frozenset[int]], int] = {}
     waiting: dict[int, list[int]] = {}
     places = []
-    for number in range(len(edges) - 1, -1, -1):
-        source, target, flows, after = edges[number]
+    for number in range(pipeline.count - 1, -1, -1):
+        source, target, flows, after = pipeline.edge(number)
         own = (source, target) if source in touched or target in touched else None
         kind = kinds.setdefault((flows, own), len(kinds))
         place = known.setdefault((kind, frozenset(waiting.pop(number, ()))), len(known))
@@ -199,8 +219,7 @@ def _as_arrays(
     """Where each edge is among the merged ones, [edges]; its source and target, [2, edges]."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    edges = pipeline.edges
-    ends = np.array([[edge.source for edge in edges], [edge.target for edge in edges]])
+    ends = np.array(pipeline.ends).reshape(-1, 3).T[:2]
     return np.array(_merged(pipeline, touched).of_edge), ends
 
 

@@ -19,7 +19,7 @@ __all__ = ["Prefixes", "WorkSums"]
 
 _FIT = 2**15  # figures that fit a cache
 _EVERY = 8  # works from one kept sum to the next
-_MOST_KEPT = 2**24  # sums of each sort, 128 MiB
+_MOST_KEPT = 2**23  # sums of each sort, 64 MiB
 _Integers = npt.NDArray[np.int64]
 
 
