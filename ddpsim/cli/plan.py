@@ -293,7 +293,7 @@ def plan(
         print(text)
         return
     rows = [(one.name, one.plan, one.problem) for one in each]
-    print(best_strategy(each[0].name), text, sep="\n", end="\n\n")
+    print(best_strategy(each[0].name, found), text, sep="\n", end="\n\n")
     print(render_strategies(rows, str(file), settings).rstrip())
 
 

@@ -26,7 +26,7 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.progress import Stage, stage
 from ddpsim.provenance import Uncertainty
-from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.changes import BUFFERS_DIFFER, Change, Comparison
 from ddpsim.result.model import Brief
 from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
@@ -101,6 +101,9 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
         result.warnings,
         baseline,
         result.iteration_time_s.noise(base.run.iterations),
+        result.memory_bytes_per_gpu.fits,
+        result.gpus,
+        base.workload.tokens_per_sample,
     )
 
 
@@ -334,7 +337,7 @@ def _overlapped(document: Document, settings: Sequence[str], *, synced: bool) ->
 
 
 def _unlike(scenario: Scenario) -> str:
-    return "buffers differ between ranks" if scenario.ddp.broadcast_buffers else ""
+    return BUFFERS_DIFFER if scenario.ddp.broadcast_buffers else ""
 
 
 def _norms(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
@@ -382,7 +385,7 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
         ("gradient_as_bucket_view", ""),
         ("static_graph", ""),
         ("find_unused_parameters", ""),
-        ("broadcast_buffers", "buffers differ between ranks"),
+        ("broadcast_buffers", BUFFERS_DIFFER),
     )
     if scenario.workload.compile:
         toggles = (*toggles, ("optimize_ddp", ""))

@@ -15,6 +15,7 @@ from ddpsim.report.lines import (
     screen_width,
     warned,
 )
+from ddpsim.report.training import amount_in_words, rate_in_words
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, long_duration_in
@@ -58,6 +59,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     known = [change for change in comparison.changes if not change.problem]
     yield from _table(sorted(known, key=lambda change: (not change.fits, change.change_s)))
     yield ""
+    yield from _best(comparison)
     yield from labelled(
         "change",
         "in time for the samples of one baseline step; in its 80% interval an input that both have "
@@ -71,6 +73,17 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     for change in failed:
         yield from labelled(label, f"{change.title}: {change.problem}")
         label = ""
+
+
+def _best(comparison: Comparison) -> Iterator[str]:
+    """The change to take: the fastest is the cheapest too, on as many GPUs."""
+    if (best := comparison.best) is None or not comparison.gpus:
+        return
+    samples_per_s, tokens = comparison.samples_per_s(best), comparison.tokens_per_sample
+    tokens_per_s = samples_per_s * tokens if tokens else None
+    rate = rate_in_words(samples_per_s, tokens_per_s)
+    amount = amount_in_words(samples_per_s, tokens_per_s, comparison.gpus)
+    yield from labelled("best", f"{best.title}: {rate}, {amount}; it fits, and trains the same")
 
 
 def _table(changes: Sequence[Change]) -> Iterator[str]:

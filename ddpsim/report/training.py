@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ddpsim.result.capacity import CapacityPlan
 
 __all__ = [
+    "amount_in_words",
     "learning_rate_in_words",
+    "rate_in_words",
     "samples_lines",
     "step_in_words",
     "steps_in_words",
@@ -45,7 +47,8 @@ def training_lines(training: Training, result: Result) -> Iterator[str]:
     if training.epoch:
         yield from labelled("epoch", _epoch(training.epoch, result.gpus))
     else:
-        yield from labelled("amount", _amount(training, result))
+        per_s = result.throughput_samples_per_s, training.tokens_per_s
+        yield from labelled("amount", amount_in_words(*per_s, result.gpus))
     if training.pauses:
         yield from labelled("pauses", "; ".join(map(_pause, training.pauses)))
     if rate := training.learning_rate:
@@ -59,12 +62,19 @@ def _pause(pause: Pause) -> str:
     return f"checkpoint of {format_bytes(pause.size_bytes or 0)}, {took}"
 
 
-def _amount(training: Training, result: Result) -> str:
+def rate_in_words(samples_per_s: float, tokens_per_s: float | None) -> str:
+    """`24,100 tokens/s`, or samples."""
+    if tokens_per_s:
+        return f"{format_number(tokens_per_s)} tokens/s"
+    return f"{format_number(samples_per_s)} samples/s"
+
+
+def amount_in_words(samples_per_s: float, tokens_per_s: float | None, gpus: int) -> str:
     """A billion tokens or a million samples: how long, and on how many GPUs together."""
-    what, a_second = "1 billion tokens", (training.tokens_per_s or 0.0) / 1e9
+    what, a_second = "1 billion tokens", (tokens_per_s or 0.0) / 1e9
     if not a_second:
-        what, a_second = "1 million samples", result.throughput_samples_per_s / 1e6
-    return f"{what} in {_took(1 / a_second, result.gpus)}"
+        what, a_second = "1 million samples", samples_per_s / 1e6
+    return f"{what} in {_took(1 / a_second, gpus)}"
 
 
 def _took(time_s: float, gpus: int) -> str:

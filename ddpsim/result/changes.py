@@ -11,7 +11,10 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = ["Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
+__all__ = ["BUFFERS_DIFFER", "Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
+
+
+BUFFERS_DIFFER = "buffers differ between ranks"  # a note that a language model need not heed
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class Change:
 class Comparison:
     """Changes of a first scenario, in the order that they were asked for.
 
-    `warnings`: those of `run` for the first scenario. `baseline`: its name.
-    `noise`: by how much two runs of it differ by chance, relative.
+    `warnings`: those of `run` for the first scenario. `baseline`: its name. `fits`: into memory.
+    `noise`: by how much two runs of it differ by chance, relative. `gpus`: of the first scenario.
+    `tokens_per_sample`: None: a sample has none, or nobody knows.
     """
 
     name: str
@@ -60,6 +64,24 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     baseline: str = ""
     noise: float = 0.0
+    fits: bool = True
+    gpus: int = 0
+    tokens_per_sample: int | None = None
+
+    def samples_per_s(self, change: Change) -> float:
+        """Throughput with a change, on all GPUs."""
+        return self.samples / (self.step_s + change.change_s)
+
+    @property
+    def best(self) -> Change | None:
+        """The fastest change that fits and trains the same on as many GPUs.
+
+        None: nothing fits, or the first scenario does and is faster.
+        """
+        same = (one for one in self.changes if one.fits and not one.problem)
+        likely = [one for one in same if one.note in ("", BUFFERS_DIFFER)]
+        found = min(likely, key=lambda change: change.change_s, default=None)
+        return None if found and self.fits and found.change_s >= 0 else found
 
     def __repr__(self) -> str:
         known = [change for change in self.changes if not change.problem]

@@ -262,6 +262,23 @@ def test_names_are_whole_on_narrow_screens(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_the_best_fits_trains_the_same_and_says_what_tokens_cost() -> None:
+    changes = [
+        Change("too large", (), change_s=-0.9, fits=False),
+        Change("local_sgd", (), change_s=-0.8, note="another training"),
+        Change("hsdp", (), change_s=-0.5),
+        Change("zero1", (), change_s=0.5),
+    ]
+    more = {"gpus": 16, "tokens_per_sample": 1000}
+    compared = Comparison("a", 16, 64, 1.0, None, tuple(changes), **more)
+    assert compared.best is changes[2]
+    text = " ".join(render_comparison(compared).split())
+    assert "best hsdp: 128,000 tokens/s, 1 billion tokens in 2.17 h, 34.7 GPU-hours" in text
+    slower = Comparison("a", 16, 64, 1.0, None, tuple(changes[3:]), **more)
+    assert slower.best is None
+    assert "best" not in render_comparison(slower)
+
+
 def test_data_parallel_has_none_of_ddps_options() -> None:
     base = document("data-parallel")
     assert [each.title for each in each_flag(base)] == ["workload.optimizer.fused=true"]

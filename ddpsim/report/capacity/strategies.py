@@ -13,9 +13,15 @@ from ddpsim.units import format_bytes, format_long_duration, format_number
 __all__ = ["best_strategy", "render_strategies"]
 
 
-def best_strategy(name: str) -> str:
-    """The strategy whose plan follows, by its name."""
-    return printable("\n".join(labelled("strategy", f"{name}: the first of those below")))
+def best_strategy(name: str, plan: CapacityPlan) -> str:
+    """The strategy whose plan follows, and what makes it the first."""
+    if plan.target.within_s is not None:
+        why = "the cheapest that is in time" if plan.met else "the fastest, as none is in time"
+    else:
+        why = "the fastest for the money" if plan.budget else "the fastest on its GPUs"
+    if plan.answer.fits is False:
+        why = "none fits into memory"
+    return printable("\n".join(labelled("strategy", f"{name}: {why} of those below")))
 
 
 def render_strategies(
