@@ -20,6 +20,8 @@ from ddpsim.scenario.workload import Workload
 __all__ = ["Scenario", "json_schema"]
 
 _AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
+# others shard the optimizer, or have masters of their own
+_WITH_MASTERS = ("ddp", "naive", "naive_flat", "per_parameter")
 
 
 class Scenario(Spec):
@@ -69,6 +71,9 @@ class Scenario(Spec):
         self._check_optimizer_in_backward()
         self._check_overlapping_optimizer()
         self._check_mixed_precision()
+        if self.workload.optimizer.masters and self.ddp.strategy not in _WITH_MASTERS:
+            told = f"is modelled with {', '.join(_WITH_MASTERS)}; drop it"
+            raise fail(told, "workload.optimizer.masters")
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.is_torch_1:

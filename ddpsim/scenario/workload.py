@@ -99,12 +99,19 @@ class Optimizer(Spec):
     state_bits: Literal[32, 8] = Field(
         32, description="8: moments in one byte, as AdamW8bit of bitsandbytes and torchao have them"
     )
+    masters: bool = Field(
+        default=False,
+        description="float32 copies of parameters in 16 bits (precision: bf16), as the training "
+        "loop or apex's O2 keeps them; it copies gradients to them and results back",
+    )
 
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Optimizer:
         if self.state_bits == 8 and (self.name == "sgd" or self.fused):
             told = "8 is modelled of adam and adamw, with a kernel of its own; drop fused"
             raise fail(told, "state_bits")
+        if self.state_bits == 8 and self.masters:
+            raise fail("is not modelled beside masters; drop one of the two", "state_bits")
         if self.momentum and self.name != "sgd":
             raise fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
         return self
@@ -398,10 +405,13 @@ class Workload(Spec):
         return self
 
     def _check_language_options(self) -> None:
-        """Raise for float8 of no bfloat16, and where nobody knows what would be run again."""
+        """Raise for what needs bfloat16, and where nobody knows what would be run again."""
         if self.float8 and self.precision not in ("amp-bf16", "bf16"):
             raise fail("casts bfloat16 to float8; write precision: bf16 or amp-bf16", "float8")
         self._check_fine_tuning()
+        if self.optimizer.masters and self.precision != "bf16":
+            told = f"copies parameters in 16 bits, but those of {self.precision} are in float32"
+            raise fail(f"{told}; write precision: bf16", "optimizer.masters")
         if self.checkpointing is None:
             return
         reasons = {

@@ -80,7 +80,7 @@ def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
         read_and_written = 2 * optimizer_state_bytes(optimizer, parameters)
         return read_and_written + 3 * sum(parameter.size_bytes for parameter in parameters)
     per_element, _ = _bytes_and_operations(optimizer)
-    return per_element * sum(parameter.size_bytes for parameter in parameters) / 4
+    return per_element * _float32_bytes(optimizer, parameters) / 4
 
 
 def _host_s(optimizer: Optimizer) -> float:
@@ -92,11 +92,20 @@ def _kind(optimizer: Optimizer) -> tuple[str, bool]:
 
 
 def optimizer_state_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> int:
-    """Bytes of the optimizer's own tensors: momentum, or Adam's two moments."""
+    """Bytes of the optimizer's own tensors: momentum, or Adam's two moments, and masters."""
     if optimizer.state_bits == 8:
         return 2 * sum(map(_small_moment_bytes, parameters))
     copies = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
-    return copies * sum(parameter.size_bytes for parameter in parameters)
+    copied = [each for each in parameters if optimizer.masters and each.size_bytes < 4 * each.numel]
+    masters_bytes = 4 * sum(parameter.numel for parameter in copied)
+    return copies * _float32_bytes(optimizer, parameters) + masters_bytes
+
+
+def _float32_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> int:
+    """Bytes of what the optimizer updates: the parameters, or their copies in float32."""
+    if optimizer.masters:
+        return 4 * sum(parameter.numel for parameter in parameters)
+    return sum(parameter.size_bytes for parameter in parameters)
 
 
 def _small_moment_bytes(parameter: Parameter) -> int:
@@ -110,6 +119,13 @@ def _small_moment_bytes(parameter: Parameter) -> int:
 
 
 def _bytes_and_operations(optimizer: Optimizer) -> tuple[int, int]:
+    per_element, operations = _of_step(optimizer)
+    if optimizer.masters:  # a gradient is copied to float32, and a master to its parameter
+        return per_element + 12, operations + 2
+    return per_element, operations
+
+
+def _of_step(optimizer: Optimizer) -> tuple[int, int]:
     momentum, decay = optimizer.momentum > 0, optimizer.weight_decay > 0
     if optimizer.fused:
         return (28 if optimizer.name != "sgd" else 12 + 8 * momentum), 1

@@ -13,7 +13,7 @@ from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model, Parameter, total_s
-from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work
+from ddpsim.workload.optimizer import moved_bytes, optimizer_state_bytes, optimizer_work
 from ddpsim.workload.roofline import zoo_model
 from ddpsim.workload.zoo.gpu_time import FITTED
 from ddpsim.workload.zoo.step import step_of
@@ -367,6 +367,17 @@ def test_stretched_times() -> None:
         longer = model.stretched(2)
         assert total_s(longer.backward) == pytest.approx(2 * total_s(model.backward))
         assert longer.host_s == pytest.approx(host * model.host_s)
+
+
+def test_masters_are_copied_from_and_to() -> None:
+    """2 + 2 bytes a parameter and gradient in 16 bits, and 12 of the optimizer's."""
+    parameters = [Parameter("a", 2**20, "bfloat16")]
+    masters = Optimizer(name="adamw", masters=True)
+    assert optimizer_state_bytes(masters, parameters) == 12 * 2**20
+    copied = moved_bytes(masters, parameters) - moved_bytes(
+        Optimizer(name="adamw"), [Parameter("a", 2**20, "float32")]
+    )
+    assert copied == (2 + 4 + 4 + 2) * 2**20
 
 
 def test_moments_of_one_byte_take_what_torchao_makes() -> None:
