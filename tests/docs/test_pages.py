@@ -27,6 +27,7 @@ from typer.main import get_command
 import calibrate.cli
 import ddpsim
 from ddpsim.scenario import other_strategies
+from ddpsim.scenario.load import all_keys
 from ddpsim.scenario.starters import preset_text
 
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
@@ -273,6 +274,18 @@ def read_all(reader: Reader, found: Sequence[Block], *, anew: bool) -> Iterator[
                 yield block._replace(body=body)
         else:
             reader.read(block)
+
+
+def test_an_exercises_command_is_one() -> None:
+    """They are parsed: what they answer is tested where it is computed."""
+    commands = get_command(ddpsim_app()).commands  # type: ignore[attr-defined]
+    text = (DOCS / "how-to" / "exercises.md").read_text("utf-8")
+    found = re.findall(r"`ddpsim ([^`]+)`", text)
+    assert len(found) > 20
+    for name, *words in map(shlex.split, found):
+        context = commands[name].make_context(name, words)
+        keys = {each.partition("=")[0] for each in context.params.get("settings") or ()}
+        assert keys <= set(all_keys())
 
 
 def test_the_tutorials_arithmetic() -> None:
