@@ -20,6 +20,7 @@ from ddpsim.scenario.options.fully_shard import CpuOffload, FullyShard
 from ddpsim.scenario.options.hooks import DdpMixedPrecision, PowerSgd, TopK
 from ddpsim.scenario.options.loops import (
     DistributedOptimizer,
+    GradientHooks,
     JoinField,
     LocalSgd,
     ParameterServers,
@@ -40,7 +41,7 @@ _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
 _OF_TORCH_1 = ("ddp", "naive", "naive_flat", "parameter_server")
 OF_STRATEGIES = {  # sections of options, and whose they are
-    **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
+    **{key: (key,) for key in ("local_sgd", "per_parameter", "parameter_server", "zero1")},
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
     "fully_shard": _FULLY_SHARDED,
     "fsdp1": ("fsdp1",),
@@ -79,6 +80,9 @@ class Ddp(Spec):
         "another package brings",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
+    per_parameter: GradientHooks | None = Field(
+        None, description="of strategy: per_parameter; omitted: hooks that do not wait"
+    )
     parameter_server: ParameterServers | None = Field(
         None, description="of strategy: parameter_server; omitted: one server"
     )

@@ -23,19 +23,24 @@ __all__ = ["PerParameter"]
 class PerParameter(Strategy):
     """`register_post_accumulate_grad_hook` launches an all-reduce of its gradient.
 
-    After the backward each is awaited in the order of launch, and divided. `no_sync`: hooks do so
-    in the last micro-batch alone.
+    After the backward each is awaited in the order of launch, and divided; `async_op` false: at
+    once, before the backward goes on. `no_sync`: hooks do so in the last micro-batch alone.
     """
 
     reduced = "gradient"
     phases = ONE_BY_ONE
 
     def __init__(
-        self, work: ModelWork, all_reduces: tuple[AllReduce, ...], *, no_sync: bool
+        self,
+        work: ModelWork,
+        all_reduces: tuple[AllReduce, ...],
+        *,
+        no_sync: bool,
+        async_op: bool,
     ) -> None:
         self._work = work
         self._all_reduces = all_reduces
-        self._no_sync = no_sync
+        self._no_sync, self._async_op = no_sync, async_op
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
         """See Strategy."""
@@ -62,7 +67,14 @@ class PerParameter(Strategy):
         for index, (work, each) in enumerate(zip(works, self._all_reduces, strict=True)):
             yield from compute_all("backward", [work])
             yield each.launched(launched + index, index)
+            if not self._async_op:
+                yield from _ended(launched + index, each)
         yield from compute_all("backward", [tail])
-        for index, each in enumerate(self._all_reduces):
-            yield Await(launched + index)
-            yield compute("copy_back", each.bucket.copy_back)
+        if self._async_op:
+            for index, each in enumerate(self._all_reduces):
+                yield from _ended(launched + index, each)
+
+
+def _ended(number: int, reduced: AllReduce) -> Iterator[Instruction]:
+    yield Await(number)
+    yield compute("copy_back", reduced.bucket.copy_back)

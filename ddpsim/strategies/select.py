@@ -191,8 +191,10 @@ def _naive_flat(context: StrategyContext) -> Strategy:
 def _per_parameter(context: StrategyContext) -> Strategy:
     from ddpsim.strategies.per_parameter import PerParameter
 
-    no_sync = context.scenario.ddp.no_sync
-    return PerParameter(context.work, context.all_reduces.as_ready(), no_sync=no_sync)
+    ddp = context.scenario.ddp
+    async_op = ddp.per_parameter is None or ddp.per_parameter.async_op
+    reduced = context.all_reduces.as_ready()
+    return PerParameter(context.work, reduced, no_sync=ddp.no_sync, async_op=async_op)
 
 
 def _local_sgd(context: StrategyContext) -> Strategy:

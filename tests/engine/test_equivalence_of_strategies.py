@@ -110,7 +110,11 @@ OVERLAPPED = st.builds(
 OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
-    "per_parameter": MICRO_BATCHES | SYNCED,
+    "per_parameter": st.builds(
+        lambda own, waits: own | {"per_parameter": {"async_op": not waits}},
+        MICRO_BATCHES | SYNCED,
+        st.booleans(),
+    ),
     "parameter_server": st.builds(
         lambda servers: {"parameter_server": {"servers": servers}}, st.integers(1, 2)
     ),

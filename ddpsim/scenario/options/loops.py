@@ -12,6 +12,7 @@ from ddpsim.scenario.base import Spec, fail
 
 __all__ = [
     "DistributedOptimizer",
+    "GradientHooks",
     "Join",
     "JoinField",
     "LocalSgd",
@@ -41,6 +42,15 @@ class PostLocalSgd(Spec):
     )
     post_local_gradient_allreduce: bool = Field(
         default=True, description="false: from then on gradients are not reduced at all"
+    )
+
+
+class GradientHooks(Spec):
+    """Options of strategy: per_parameter."""
+
+    async_op: bool = Field(
+        default=True,
+        description="of the hooks' all_reduce; false: the backward waits until each has ended",
     )
 
 

@@ -43,6 +43,7 @@ from training_loops import (
     Naive,
     NaiveFlat,
     PerParameter,
+    PerParameterBlocking,
     PerParameterSynced,
     Server,
     Servers,
@@ -59,6 +60,10 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
     "naive_flat": (NaiveFlat, {"strategy": "naive_flat"}),
     "per_parameter": (PerParameter, {"strategy": "per_parameter"}),
     "per_parameter synced": (PerParameterSynced, {"strategy": "per_parameter", "no_sync": False}),
+    "per_parameter blocking": (
+        PerParameterBlocking,
+        {"strategy": "per_parameter", "per_parameter": {"async_op": False}},
+    ),
     "server": (Server, {"strategy": "parameter_server"}),
     "servers": (Servers, {"strategy": "parameter_server", "parameter_server": {"servers": 2}}),
     "local_sgd": (LocalSgd, {"strategy": "local_sgd", "local_sgd": {"every": EVERY}}),
@@ -252,6 +257,7 @@ def cases() -> list[tuple[str, str, int]]:
         and not (micro_batches > 1 and loop.endswith(("in one", "in shards")))
         and not (model != "tied" and "post_localSGD" in loop)
         and not (loop == "per_parameter synced" and micro_batches == 1)  # as per_parameter
+        and not (loop.endswith("blocking") and (model, micro_batches) != ("mixed", 3))
         and not (" hook " in loop and (model != "tied" or micro_batches > 1))
         and not (model != "dense" and loop == "ddp joined")  # it shadows no norm's sends
         and not (loop.endswith(("overlapped", "interleaved", "in shards")) and model != "tied")

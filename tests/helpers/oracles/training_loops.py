@@ -98,6 +98,13 @@ class PerParameterSynced(PerParameter):
     no_sync = False
 
 
+class PerParameterBlocking(PerParameter):
+    def hook(self, parameter: torch.Tensor) -> None:
+        if self.reduces:
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
+
+
 class LocalSgd(Loop):
     def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
         super().__init__(module, make_input)
