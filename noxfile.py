@@ -81,10 +81,21 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The live page without a server, in `site/try`, and its test; needs npm, pip and Chromium."""
+    """The live page without a server, in `site/try`, and axe-core's findings on our pages.
+
+    It needs npm, pip and Chromium.
+    """
     session.run("python", "tools/browser_page.py", "site/try", *session.posargs)
-    test, site = "tests/explore/test_without_server.py", str(Path("site/try").resolve())
-    session.run("python", "-m", "pytest", test, env={"DDPSIM_BROWSER_PAGE": site})
+    folder = Path(session.create_tmp()).resolve()
+    session.run("npm", "pack", "axe-core@4.14.1", "--pack-destination", str(folder))
+    with tarfile.open(folder / "axe-core-4.14.1.tgz") as packed:
+        packed.extract("package/axe.min.js", folder, filter="data")
+    found = {
+        "DDPSIM_BROWSER_PAGE": str(Path("site/try").resolve()),
+        "DDPSIM_AXE": str(folder / "package" / "axe.min.js"),
+    }
+    tests = [f"tests/explore/test_{name}.py" for name in ("without_server", "accessibility")]
+    session.run("python", "-m", "pytest", *tests, env=found)
 
 
 @nox.session
