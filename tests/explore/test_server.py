@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import Any
 
@@ -78,6 +79,19 @@ def test_whoever_else_asks_is_refused(server: Server, headers: dict[str, Any], s
     found, _, content = asked(server, **headers)
     assert found == status
     assert "resnet50" not in content
+
+
+def test_two_tabs_have_an_answer_each(server: Server, given: Given) -> None:
+    def step(cap: int) -> str:
+        settings = [f"ddp.bucket_cap_mb={cap}"]
+        question = {"part": "step", "text": given.text, "settings": settings}
+        status, _, content = asked(server, body=json.dumps(question))
+        assert status == 200
+        return str(json.loads(content)["inputs"]["ddp.bucket_cap_mb"])
+
+    caps = [1, 25] * 4
+    with ThreadPoolExecutor(2) as tabs:
+        assert list(tabs.map(step, caps)) == [str(cap) for cap in caps]
 
 
 def test_what_takes_too_long_is_ended(given: Given) -> None:
