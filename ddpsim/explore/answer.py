@@ -97,7 +97,7 @@ def answered(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
     """What `answer` returns; a fault of ours, or of an installation, is a problem, too."""
     try:
         return answer(question, given)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         reason = f"needs {error.name}, which is not here"
     except Exception:  # noqa: BLE001 -- the page goes on
         traceback.print_exc()
