@@ -35,7 +35,7 @@ from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.errors import printable
 from ddpsim.files import write_atomically
-from ddpsim.importers.profiles.model import SCHEMA as MODEL_SCHEMA
+from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
 __all__ = ["app", "main"]
 
@@ -51,7 +51,7 @@ Examples
   python -m calibrate fit record.json -o cluster.json               then: cluster.profile
   python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
   python -m calibrate capture mymodel:make -o model.json            no GPU; then: workload.model
-  python -m calibrate profile mymodel:make -o model.json            then: workload.profile
+  python -m calibrate profile mymodel:make -o model.json            measured; then: workload.model
   python -m calibrate device -o record.json                         one GPU, eight minutes
   python -m calibrate fit-device record.json -o device.json         then: cluster.device
   torchrun --nproc-per-node 8 -m calibrate rounds mymodel:make -o rounds.json   real DDP, then:
@@ -163,6 +163,7 @@ def profile(
 ) -> None:
     """Time your own model on one device without DDP, gradient by gradient.
 
+    A file of `capture` keeps what was captured, and gets the times besides.
     Under torchrun, or with --local, also how much the ranks' all-reduces slow it down.
     """
     from calibrate.measure.model import profile as profiling
@@ -194,9 +195,9 @@ def profile(
             )
     if not _is_first(local):
         return
-    for warning in document.get("warnings", ()):
+    for warning in document["measured"]["warnings"]:
         print(f"warning   {warning}", file=sys.stderr)
-    print(f"{output}: use it as workload.profile")
+    print(f"{output}: use it as workload.model")
 
 
 @app.command(short_help="Run your model under real DDP in variants, for `validate`.")

@@ -34,12 +34,13 @@ def capture(
     from calibrate.capture.capture import capture as captured
     from calibrate.capture.document import render
     from calibrate.capture.named import source_of
-    from ddpsim.scenario.options.captured_model import MODEL_SCHEMA
+    from calibrate.measure.model.document import with_other_part
+    from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
     check_outputs([(output, MODEL_SCHEMA)])
-    document = captured(source_of(model, batch, size))
+    document = with_other_part(captured(source_of(model, batch, size)), output)
     write_atomically(output, render(document) + "\n")
-    only, sizes = document["batch"], document["size"]
+    only, sizes = (document["captured"][key] for key in ("batch", "size"))
     free = "any batch" if only is None else f"a batch of {only['only']} ({only['because']})"
     print(f"{output}: use it as workload.model, with {free}")
     if sizes and sizes["min"] < sizes["max"]:

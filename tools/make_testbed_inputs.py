@@ -1,7 +1,7 @@
 """Turn the recorded testbed rounds into what a scenario takes: a model profile and a CSV.
 
 The rounds are ours: gloo DDP over a network of namespaces, 2 ranks with one compute thread each.
-Per rate: `scenarios/testbed/transformer-<rate>.json` (schema ddpsim.model-profile/1; medians over
+Per rate: `scenarios/testbed/transformer-<rate>.json` (schema ddpsim.model/3; medians over
 both ranks' single-device iterations) and `all-reduce-<rate>.csv` (medians of the slower rank).
 
     python tools/make_testbed_inputs.py
@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from calibrate.capture.document import render
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = ROOT / "tests" / "data" / "testbed"
@@ -27,7 +29,7 @@ def main() -> None:
             json.loads((ROUNDS / f"transformer-2ranks-{rate}-rank{rank}.json").read_text("utf-8"))
             for rank in (0, 1)
         ]
-        profile = json.dumps(_profile(ranks), indent=1) + "\n"
+        profile = render(_profile(ranks)) + "\n"
         (TARGET / f"transformer-{rate}.json").write_text(profile, "utf-8")
         (TARGET / f"all-reduce-{rate}.csv").write_text(_all_reduce(ranks), "utf-8")
         print(f"{rate}: {len(ranks[0]['param_numel'])} parameters")
@@ -37,24 +39,23 @@ def _profile(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     samples = [sample for rank in ranks for sample in rank["single_device_profile"]]
     caps = [rank["iterations_s_by_bucket_cap_mb"].values() for rank in ranks]
     optimizer = [row[3] for rows in caps for cap in rows for row in cap]
+    numels = ranks[0]["param_numel"]
     return {
-        "schema": "ddpsim.model-profile/1",
-        "source": f"recorded testbed round, {ranks[0]['rate']}: {ranks[0]['model']}; medians of "
-        f"{len(samples)} iterations on both ranks without DDP, optimizer from the DDP iterations",
-        "batch_per_rank": 4,
-        "forward_s": round(median(sample[0] for sample in samples), 6),
-        "backward_s": round(median(sample[1] for sample in samples), 6),
-        "optimizer_s": round(median(optimizer), 6),
-        "ready_origin": "backward_start",
-        "parameters": [
-            {
-                "name": f"parameter.{i}",
-                "numel": numel,
-                "dtype": "float32",
-                "ready_s": round(median(sample[2][i] for sample in samples), 6),
-            }
-            for i, numel in enumerate(ranks[0]["param_numel"])
-        ],
+        "schema": "ddpsim.model/3",
+        "parameters": {"name": [f"parameter.{i}" for i in range(len(numels))], "shape": numels},
+        "measured": {
+            "source": f"recorded testbed round, {ranks[0]['rate']}: {ranks[0]['model']}; medians "
+            f"of {len(samples)} iterations on both ranks without DDP, optimizer from the DDP "
+            "iterations",
+            "batch_per_rank": 4,
+            "forward_s": round(median(sample[0] for sample in samples), 6),
+            "backward_s": round(median(sample[1] for sample in samples), 6),
+            "optimizer_s": round(median(optimizer), 6),
+            "ready_origin": "backward_start",
+            "ready_s": [
+                round(median(sample[2][i] for sample in samples), 6) for i in range(len(numels))
+            ],
+        },
     }
 
 

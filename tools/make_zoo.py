@@ -18,7 +18,7 @@ from zoo.models import ZOO
 from calibrate.capture.capture import capture
 from calibrate.capture.document import render
 from ddpsim.files import write_atomically
-from ddpsim.scenario.catalog import model_names, model_table
+from ddpsim.scenario.catalog import model_names, zoo_document
 
 OUTPUT = Path(__file__).resolve().parent.parent / "ddpsim" / "data" / "zoo"
 
@@ -32,24 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = [name for name in options.name if name not in ZOO]
     if unknown:
         parser.error(f"unknown model: {', '.join(unknown)}")
-    tables = {name: model_table(name) for name in model_names() if name in ZOO}
+    documents = {name: zoo_document(name) for name in model_names() if name in ZOO}
     for name in options.name or ZOO:
         start = time.perf_counter()
-        tables[name] = capture(ZOO[name]())
+        documents[name] = capture(ZOO[name]())
         seconds = time.perf_counter() - start
-        print(f"{name}: {seconds:.1f} s, {tables[name]['size']}", flush=True)
-    _write(options.out, [tables[name] for name in ZOO if name in tables])
+        print(f"{name}: {seconds:.1f} s, {documents[name]['captured']['size']}", flush=True)
+    _write(options.out, [documents[name] for name in ZOO if name in documents])
 
 
-def _write(folder: Path, tables: Sequence[dict[str, Any]]) -> None:
+def _write(folder: Path, documents: Sequence[dict[str, Any]]) -> None:
     families: dict[str, list[dict[str, Any]]] = {}
-    for table in tables:
-        families.setdefault(table["family"], []).append(table)
+    for document in documents:
+        families.setdefault(document["family"], []).append(document)
     for family, members in families.items():
-        text = "\n".join(json.dumps(table, separators=(",", ":")) for table in members)
+        text = "\n".join(json.dumps(one, separators=(",", ":")) for one in members)
         packed = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
         write_atomically(folder / f"{family}.jsonl.xz", packed)
-    names = {family: [table["name"] for table in members] for family, members in families.items()}
+    names = {family: [one["name"] for one in members] for family, members in families.items()}
     write_atomically(folder / "names.json", render(names) + "\n")
 
 

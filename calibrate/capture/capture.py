@@ -25,12 +25,12 @@ from calibrate.capture.document import (
 )
 from calibrate.capture.polynomials import Inexact, Point
 from calibrate.capture.record import Recorded, Recording, record, trained_parameters
-from calibrate.capture.shapes import Shapes, tensors, without_values
+from calibrate.capture.shapes import Shapes, tensors
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Made
 from calibrate.measure.model.user_code import users_own_errors
-from ddpsim.scenario.options.captured_model import MODEL_SCHEMA
+from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
 __all__ = ["capture"]
 
@@ -75,13 +75,12 @@ class _Recorder:
                 if any(map(is_lazy, made.model.parameters())):
                     with Shapes():
                         made.forward()
-                with without_values():
-                    self.steps[point] = {
-                        precision: record(made.model, loss, precision) for precision in _ALWAYS
-                    }
+                self.steps[point] = {
+                    precision: record(made.model, loss, precision) for precision in _ALWAYS
+                }
             in_half = made._replace(inputs=tree_map_only(Tensor, _in_half, made.inputs))
             halved = partial(_loss, self.source.title, in_half)
-            with suppress(Exception), without_values():  # code may make float32 of its own
+            with suppress(Exception):  # code may make float32 of its own
                 self.steps[point]["half"] = record(made.model, halved, "half")
             inputs = tensors(made.inputs)
             self.input_bytes[point] = sum(one.numel() * one.element_size() for one in inputs)
@@ -103,7 +102,7 @@ def _loss(title: str, made: Made) -> Tensor:
 
 
 def capture(source: Source) -> Document:
-    """The document of a model (schema `ddpsim.model/2`); raises MeasureError with what to do."""
+    """The document of a model (schema `ddpsim.model/3`); raises MeasureError with what to do."""
     recorder, reason = _Recorder(source), ""
     for free in _ranges(source):
         try:
@@ -152,27 +151,30 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     everything = dict(model.named_parameters())
     frozen = {name: tensor for name, tensor in everything.items() if name not in named}
     places = [place for place, name in enumerate(everything) if name in frozen]
-    return {
-        "schema": MODEL_SCHEMA,
-        "name": source.name,
-        "title": source.title,
-        "family": source.family,
+    captured = {
         "source": f"{source.told} on shapes alone, torch {torch.__version__.partition('+')[0]}",
         "parameter_count": sum(tensor.numel() for tensor in named.values()),
         "batch": None if free.batch is None else {"only": free.batch, "because": reason},
         "size": _size(source, free, reason),
-        "parameters": {
-            **parameter_columns(model, named),
-            **({"sparse": sorted(first.sparse)} if first.sparse else {}),
-        },
-        **({"frozen": tensor_columns(frozen) | {"place": places}} if frozen else {}),
-        "buffers": tensor_columns(dict(model.named_buffers())),
         "ready_order": first.ready,
         "forward_modules": first.modules,
         "blocks": [block.name for block in first.blocks],
         "input_bytes": input_bytes,
         "steps": steps,
         **columns.document(),
+    }
+    return {
+        "schema": MODEL_SCHEMA,
+        "name": source.name,
+        "title": source.title,
+        "family": source.family,
+        "parameters": {
+            **parameter_columns(model, named),
+            **({"sparse": sorted(first.sparse)} if first.sparse else {}),
+        },
+        **({"frozen": tensor_columns(frozen) | {"place": places}} if frozen else {}),
+        "buffers": tensor_columns(dict(model.named_buffers())),
+        "captured": captured,
     }
 
 

@@ -30,19 +30,33 @@ def imported(library: str) -> Any:
         with suppress(MeasureError):
             imported("torchvision")
     try:
-        return import_module(library)
+        return _genuine(library)
     except ModuleNotFoundError as error:
         raise MeasureError(
             f"{library} cannot be imported ({error}): pip install {error.name or library}"
         ) from None
-    except (ImportError, OSError, RuntimeError) as error:
+    except MeasureError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a folder of that name may hold anything
         if "torchvision::nms" not in str(error):
             raise MeasureError(f"{library} cannot be imported: {said_of(error)}") from None
     for name in ("nms", "qnms"):
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         )
-    return import_module(library)
+    return _genuine(library)
+
+
+def _genuine(library: str) -> Any:
+    """The library, and not a folder or a file of its name; raises MeasureError."""
+    found = import_module(library)
+    if not hasattr(found, "__version__"):
+        where = next(iter(getattr(found, "__path__", ())), found.__file__)
+        raise MeasureError(
+            f"{where} is imported in the place of the library {library}, and is none: rename it, "
+            "or work in another folder"
+        )
+    return found
 
 
 def versions(library: str) -> str:

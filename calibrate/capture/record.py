@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 from calibrate.capture.blocks import Block, Kept, block_names, storages_of
 from calibrate.capture.cuda_operators import cuda_operators
 from calibrate.capture.describe import describe
-from calibrate.capture.shapes import NoValuesError, Shapes, drop_memory, operands
+from calibrate.capture.shapes import NoValuesError, Shapes, drop_memory, operands, without_values
 from ddpsim.workload.operators import Operator
 
 _CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch 2.1 and later
@@ -63,10 +63,7 @@ class _Recorder(Shapes):  # type: ignore[no-untyped-call, unused-ignore]
 
     def on_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and record it."""
-        try:
-            out = super().on_shapes(func, args, kwargs)
-        except NoValuesError as error:
-            raise NoValuesError(f"in or after module {self.module!r}: {error}") from None
+        out = super().on_shapes(func, args, kwargs)
         self.row += describe(func, args, kwargs, out)
         return out
 
@@ -87,7 +84,7 @@ def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) ->
     eager = torch.compiler.set_stance("force_eager")
     with _in_half(model) if precision == "half" else nullcontext(), eager, cuda_operators():
         step = _Step(model)
-        with step.hooked(), step.recorder:
+        with step.told_of_module(), without_values(), step.hooked(), step.recorder:
             is_amp = precision == "amp"
             with (
                 torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
@@ -124,6 +121,15 @@ class _Step:
         self.recording, self.recorder = Recording(), _Recorder()
         self._kept = Kept(storages_of((*model.parameters(), *model.buffers())))
         self._is_forward = True
+
+    @contextmanager
+    def told_of_module(self) -> Iterator[None]:
+        """Say in which module it was that a step cannot be recorded."""
+        try:
+            yield
+        except NoValuesError as error:
+            told = NoValuesError(f"in or after module {self.recorder.module!r}: {error}")
+            raise told.with_traceback(error.__traceback__) from None
 
     def save(self, tensor: Tensor) -> Tensor:
         """Note a tensor that autograd keeps."""

@@ -7,9 +7,11 @@ stays real where it is small, so that code may look at its values (`torch.linspa
 from __future__ import annotations
 
 import re
+import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 META = torch.device("meta")
+_TORCH = Path(torch.__file__).parent
 _TORCHS_OWN = ("aten", "prims", "prim")
 _SMALL = 2**16  # elements of a tensor that the host may hold: relative positions, schedules, labels
 
@@ -52,10 +55,15 @@ class NoValuesError(RuntimeError):
 def without_values() -> Iterator[None]:
     """Tell what fails as it needs memory or a device; CUDA is asked for without any.
 
-    A tensor that code puts on CUDA has no memory either, so that CUDA need not be there.
+    A tensor that code puts on CUDA has no memory either, so that CUDA need not be there. An address
+    of none is refused: what reads or writes there would end the process.
     """
     try:
-        with patch("torch.cuda._lazy_init", lambda: None):
+        with (
+            patch("torch.cuda._lazy_init", lambda: None),
+            patch.object(Tensor, "data_ptr", _address(Tensor.data_ptr)),
+            patch.object(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr)),
+        ):
             yield
     except NoValuesError:
         raise
@@ -65,6 +73,18 @@ def without_values() -> Iterator[None]:
             raise
         told = NoValuesError(f"{said.rstrip('.')}: {_ALONE}")
         raise told.with_traceback(error.__traceback__) from error
+
+
+def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
+    """The address of a tensor or a storage; torch itself may ask for one without memory."""
+
+    def data_ptr(held: Any) -> int:
+        caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - inspect reads files
+        if held.device.type == "meta" and not Path(caller).is_relative_to(_TORCH):
+            raise NoValuesError(f"data_ptr() asks where a tensor's values are: {_ALONE}")
+        return real(held)
+
+    return data_ptr
 
 
 def tensors(tree: Any) -> list[Tensor]:

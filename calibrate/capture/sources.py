@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from calibrate.capture.shapes import META, building, drop_memory, tensors, without_memory
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.reference import find_function
-from calibrate.measure.model.training import Made, checked
+from calibrate.measure.model.training import SIZES, Made, checked
 from calibrate.measure.model.user_code import users_own_errors
 
 __all__ = ["Sizes", "Source", "batch_of", "function_source", "of_batch"]
@@ -91,7 +91,7 @@ def function_source(reference: str, batch: int | None, size: int | None) -> Sour
     """MODULE:FUNCTION, with the batch and the size that the user gave; raises MeasureError."""
     function = find_function(reference)
     parameters = inspect.signature(function).parameters
-    key = next((key for key in ("seq_len", "image_size") if key in parameters), None)
+    key = next((key for key in SIZES if key in parameters), None)
     default = None
     if key:
         default = _default(reference, parameters[key], size)

@@ -27,6 +27,7 @@ from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.catalog import device_names
 from ddpsim.scenario.catalog import resolve as resolve_preset
+from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
 __all__ = ["Inputs", "check_cluster", "model_profile", "rank_factors"]
 
@@ -67,7 +68,7 @@ class Inputs:
         compute_s = result.baselines_s.compute_only
         waiting_s = max(0.0, result.iteration_time_s.mean - compute_s)
         network = 0.0 if self.profile else _all_reduce_error(self.runs.pooled)
-        return hypot((self._document["sigma"] or 0.0) * compute_s, network * waiting_s)
+        return hypot((self._document["measured"]["sigma"] or 0.0) * compute_s, network * waiting_s)
 
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
@@ -94,16 +95,18 @@ class Inputs:
     @cached_property
     def _document(self) -> dict[str, Any]:
         document = model_profile(*self.runs.each)
-        latest_s, backward_s = _latest_s(document), document["backward_s"]
+        measured = document["measured"]
+        latest_s, backward_s = (
+            max(filter(None, measured["ready_s"]), default=0.0),
+            measured["backward_s"],
+        )
         if latest_s <= backward_s:
             return document
         self._repairs.append(
             f"the last gradient is ready {latest_s / backward_s - 1:.1%} after the backward has "
             "ended, so all ready times are shortened to it: other programs disturbed some rounds"
         )
-        for parameter in document["parameters"]:
-            if parameter["ready_s"] is not None:
-                parameter["ready_s"] *= backward_s / latest_s
+        measured["ready_s"] = [s and s * backward_s / latest_s for s in measured["ready_s"]]
         return document
 
     @cached_property
@@ -202,7 +205,7 @@ def _are_one(name: str, other: str) -> bool:
 
 
 def model_profile(*runs: Rounds) -> dict[str, Any]:
-    """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians.
+    """The model as measured without DDP, as ddpsim.model/3: means of the ranks' medians.
 
     Of several runs the mean of theirs, as of what is measured. The iterations bring their spread,
     and how the ranks differ; each run's are brought to the pace of all. How far the times may be
@@ -217,8 +220,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         for row in run.alone.whole_s
     ]
     first = runs[0]
-    return {
-        "schema": "ddpsim.model-profile/1",
+    measured = {
         "source": f"{first.model}, {len(iterations_s)} iterations without DDP",
         "batch_per_rank": first.batch_per_rank,
         "forward_s": forward_s,
@@ -230,14 +232,25 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "sigma": _relative_error(runs),
         **profile_keys([run.alone.beside for run in runs if run.alone.beside]),
         "ready_origin": "backward_start",
-        "parameters": [
-            {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
-            | {"ddp_hook_s": hook_s, "sparse": p.sparse, "rows": p.rows}
-            for p, ready_s, hook_s in zip(
-                first.parameters, _ready(runs, parts), _ddp_hooks(runs), strict=True
-            )
-        ],
-        "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in first.buffers],
+        "ready_s": _ready(runs, parts),
+        "ddp_hook_s": _ddp_hooks(runs),
+    }
+    listed, buffers = first.parameters, first.buffers
+    return {
+        "schema": MODEL_SCHEMA,
+        "name": first.model,
+        "parameters": {
+            "name": [p.name for p in listed],
+            "shape": [[p.rows, p.numel // p.rows] if p.rows else p.numel for p in listed],
+            "dtype": [p.dtype for p in listed],
+            "sparse": [place for place, p in enumerate(listed) if p.sparse],
+        },
+        "buffers": {
+            "name": [f"{place}" for place in range(len(buffers))],
+            "shape": [numel for _, numel in buffers],
+            "dtype": [dtype for dtype, _ in buffers],
+        },
+        "measured": measured,
     }
 
 
@@ -309,10 +322,6 @@ def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
     )
     times = max(0.0, longer_s) / timed_s
     return [seconds and times * seconds for seconds in found]
-
-
-def _latest_s(document: dict[str, Any]) -> float:
-    return max((p["ready_s"] for p in document["parameters"] if p["ready_s"]), default=0.0)
 
 
 def _all_reduce_error(rounds: Rounds) -> float:

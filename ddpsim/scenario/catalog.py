@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from ddpsim.errors import shown
-from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.options.model_file import read_known, table_of
 from ddpsim.scenario.quantity import source_file
 from ddpsim.scenario.suggest import did_you_mean, most_like
 
@@ -22,6 +23,7 @@ __all__ = [
     "device_table",
     "failure_names",
     "failures_of",
+    "is_measured_alone",
     "machine_names",
     "machine_table",
     "model_name",
@@ -29,6 +31,7 @@ __all__ = [
     "model_table",
     "resolve",
     "spellings",
+    "zoo_document",
 ]
 
 _DATA = Path(__file__).parent.parent / "data"  # importlib.resources takes 3 % of the start-up
@@ -190,19 +193,34 @@ def model_name(value: Any, info: ValidationInfo) -> str:
     return path
 
 
+def is_measured_alone(value: Any, info: ValidationInfo) -> bool:
+    """Whether a model's file holds a measurement, and nothing captured."""
+    if not isinstance(value, str) or not value.endswith(".json"):
+        return False
+    with suppress(ValueError):  # which the key itself tells
+        return read_known(value, source_file(value, info).path.resolve()).table is None
+    return False
+
+
 def model_table(name: str) -> dict[str, Any]:
-    """The table of a model (schema `ddpsim.model/2`): of the zoo, or of a captured model's file."""
+    """The table of a model (schema `ddpsim.model/3`): of the zoo, or of a captured model's file.
+
+    Raises ValueError for a file without a captured part.
+    """
     if name.endswith(".json"):
-        return read_captured(name, Path(name))
-    return _zoo_table(name)
+        if (table := read_known(name, Path(name)).table) is None:
+            raise ValueError(f"{shown(name)} holds a measurement alone; use it as workload.profile")
+        return table
+    return table_of(zoo_document(name))
 
 
 @cache
-def _zoo_table(name: str) -> dict[str, Any]:
+def zoo_document(name: str) -> dict[str, Any]:
+    """The document of a model of the zoo, as `calibrate capture` makes it."""
     family, names = next((f, names) for f, names in _zoo_names().items() if name in names)
     lines = _zoo_lines(family)
-    table: dict[str, Any] = json.loads(lines[names.index(name)])
-    return table
+    document: dict[str, Any] = json.loads(lines[names.index(name)])
+    return document
 
 
 @cache

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.options.model_file import read_known
 from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
 
@@ -70,20 +70,24 @@ def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
 
 
 def captured_text(path: Path) -> str:
-    """The YAML of a scenario with a captured model; raises InputError for what is none."""
+    """The YAML of a scenario with a model's file; raises InputError for what is none."""
     try:
-        table = read_captured(str(path), path)
+        known = read_known(str(path), path)
     except ValueError as error:
         raise InputError("model", str(error)) from None
-    only, size = table["batch"], table["size"]
+    table, measured = known.table or {}, known.measured
+    title = known.document.get("title") or path.stem
+    only, size = table.get("batch"), table.get("size")
+    batch = measured.batch_per_rank if measured else only["only"] if only else _BATCH
+    by = "profile` measured" if measured else "capture` recorded"
     lines = [
-        f"# {table['title']}, as `calibrate capture` recorded it",
+        f"# {title}, as `calibrate {by} it",
         "schema: ddpsim/1",
-        f"name: {json.dumps(table['title'] + ' on 2 DGX H100')}",
+        f"name: {json.dumps(title + ' on 2 DGX H100')}",
         "workload:",
         f"  model: {json.dumps(str(path))}",
-        f"  batch_per_rank: {only['only'] if only else _BATCH}    # samples of one micro-batch",
-        "  precision: amp-bf16",
+        f"  batch_per_rank: {batch}    # samples of one micro-batch",
+        *([] if measured else ["  precision: amp-bf16"]),
     ]
     if size:
         free = f"{size['min']} to {size['max']}" if size["min"] < size["max"] else "no other"

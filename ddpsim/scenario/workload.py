@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
@@ -199,10 +199,10 @@ class Workload(Spec):
 
     example: ClassVar[str] = "{model: resnet50, batch_per_rank: 64}"
     model: Annotated[str, BeforeValidator(catalog.model_name)] | None = Field(
-        None, description="a model of the zoo, or a file that `calibrate capture` wrote"
+        None, description="a model of the zoo, or a file of `calibrate capture` or `profile`"
     )
     profile: SourceFileField | None = Field(
-        None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
+        None, description="measured gradient-ready times: of `calibrate profile`, or CSV"
     )
     trace: SourceField | None = Field(
         None,
@@ -345,6 +345,14 @@ class Workload(Spec):
     def scales_loss(self) -> bool:
         """Whether a GradScaler is at work."""
         return self.precision == "amp-fp16" if self.grad_scaler is None else self.grad_scaler
+
+    @model_validator(mode="before")
+    @classmethod
+    def _measured_alone(cls, given: Any, info: ValidationInfo) -> Any:
+        """A model's file in which nothing is captured is a profile."""
+        if not isinstance(given, dict) or not catalog.is_measured_alone(given.get("model"), info):
+            return given
+        return {"profile": given["model"]} | {k: v for k, v in given.items() if k != "model"}
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
+from ddpsim.scenario.options.model_file import read_known
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import StepTime, Workload
@@ -109,12 +111,15 @@ def _source_model(scenario: Scenario) -> Model:
         return _traced(scenario, workload.trace)
     if workload.model is not None:
         table, ddp = catalog.model_table(workload.model), scenario.ddp
-        return zoo_model(
+        estimated = zoo_model(
             *(table, workload, device),
             half_weights=ddp.gathers_half,
             knows_outputs=_casts_outputs(scenario),
             gathers_frozen=ddp.shards_model,
         )
+        if workload.model.endswith(".json"):
+            return _with_measured(scenario, estimated, table)
+        return estimated
     from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
     from ddpsim.workload.measured import listed_model, profiled_model  # noqa: PLC0415
 
@@ -125,6 +130,18 @@ def _source_model(scenario: Scenario) -> Model:
         with blamed_on("workload.parameters"):
             return listed_model(read_parameters(workload.parameters), workload, device)
     raise ValueError("this workload names no model")
+
+
+def _with_measured(scenario: Scenario, estimated: Model, table: dict[str, Any]) -> Model:
+    """A captured model with the times that were measured of it, if its file has some."""
+    path = Path(scenario.workload.model or "")
+    known = read_known(str(path), path)
+    if known.measured is None:
+        return estimated
+    from ddpsim.importers.profiles.model import measured_profile  # noqa: PLC0415 -- few are measured
+    from ddpsim.workload.measured import remeasured  # noqa: PLC0415
+
+    return remeasured(estimated, measured_profile(path.name, known), table, scenario)
 
 
 def _traced(scenario: Scenario, trace: SourceFile) -> Model:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from ddpsim.errors import InputError, shown
 from ddpsim.importers.profiles.model import ModelProfile, ProfiledParameter
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.device import Device
+from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
-from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.model import Buffer, Model, Parameter, Work, scale, total_s
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.profiled_norms import forward_rows, profiled_batch_norms
 
-__all__ = ["listed_model", "profiled_model"]
+__all__ = ["listed_model", "profiled_model", "remeasured"]
 
 
 def profiled_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:
@@ -40,17 +43,87 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         optimizer=estimated if measured_s is None else Work(measured_s),
         launch_s=device.launch_s,
         activation_bytes=_activation_bytes(profile, workload),
-        provenance=(_provenance(profile),),
-        basis="scaled" if profile.scaled_to else "measured",
+        provenance=(_provenance("workload.profile", profile),),
         warnings=tuple(_warnings(profile, workload, device)),
-        iterations_s=profile.iterations_s,
-        later=_later(profile, workload),
-        sigma=None if profile.scaled_to else profile.sigma,
-        with_ddp_s=None if profile.scaled_to else profile.with_ddp_s,
-        interference_exponent=None if profile.scaled_to else profile.interference_exponent,
-        is_compiled=profile.compiled,
         batch_norms=norms,
+        **_of_step(profile, workload),
     )
+
+
+def _of_step(profile: ModelProfile, workload: Workload) -> dict[str, Any]:
+    """What was measured of the whole step, by the names that a model has for it."""
+    is_scaled = profile.scaled_to is not None
+    return {
+        "basis": "scaled" if is_scaled else "measured",
+        "iterations_s": profile.iterations_s,
+        "later": _later(profile, workload),
+        "sigma": None if is_scaled else profile.sigma,
+        "with_ddp_s": None if is_scaled else profile.with_ddp_s,
+        "interference_exponent": None if is_scaled else profile.interference_exponent,
+        "is_compiled": profile.compiled,
+    }
+
+
+def remeasured(
+    estimated: Model, profile: ModelProfile, table: dict[str, Any], scenario: Scenario
+) -> Model:
+    """A captured model with the times that were measured of it, where they are of this step.
+
+    The forward's rows share the measured time as they share the estimate.
+    """
+    workload = scenario.workload
+    if other := _other_step(profile, table, scenario):
+        told = f"{profile.source}: its measured part is of a step {other}, so times are estimated"
+        return replace(estimated, warnings=(*estimated.warnings, told))
+    places = {parameter.name: place for place, parameter in enumerate(estimated.parameters)}
+    listed = profile.parameters
+    ready = _ready_order(listed)
+    names = [listed[i].name for i in ready]
+    owners = [name.rpartition(".")[0] for name in names]
+    hooks = {parameter.name: parameter.ddp_hook_s for parameter in listed}
+    forward_s = _forward_s(profile, workload, 0.0) / total_s(estimated.forward)
+    same_optimizer = profile.optimizer in (None, workload.optimizer.name)
+    kept = (p for p in estimated.provenance if not p.input.startswith("compute"))
+    activation_bytes = _activation_bytes(profile, workload)
+    return replace(
+        estimated,
+        parameters=tuple(p._replace(ddp_hook_s=hooks.get(p.name)) for p in estimated.parameters),
+        ready_order=tuple(places[name] for name in names),
+        forward=scale(estimated.forward, forward_s, 0.0),
+        backward=_backward(profile, workload, [listed[i].ready_s or 0.0 for i in ready]),
+        optimizer=Work(profile.optimizer_s or 0.0) if same_optimizer else estimated.optimizer,
+        activation_bytes=estimated.activation_bytes
+        if activation_bytes is None
+        else activation_bytes,
+        provenance=(*kept, _provenance("compute time", profile)),
+        warnings=(*estimated.warnings, *(f"{profile.source}: {w}" for w in profile.warnings)),
+        batch_norms=tuple(
+            norm._replace(backward=owners.index(norm.name))
+            for norm in estimated.batch_norms
+            if norm.name in owners
+        ),
+        **_of_step(profile, workload),
+    )
+
+
+def _other_step(profile: ModelProfile, table: dict[str, Any], scenario: Scenario) -> str:
+    """What makes the measured step another than the one asked for, in words; empty: nothing."""
+    workload = scenario.workload
+    of, batch = profile.scaled_to or profile.device, profile.batch_per_rank
+    if are_other_devices(of, scenario.cluster.device.name):
+        return f"on {of}"
+    if batch != workload.batch_per_rank:
+        return f"of batch {batch}"
+    key = table["size"]["key"] if table["size"] else ""
+    size = getattr(profile, key, None)
+    if size is not None and size != (getattr(workload, key) or table["size"]["default"]):
+        return f"of {key} {size}"
+    if workload.precision != "fp32" or scenario.ddp.gathers_half:
+        return "in the precision of its own code (fp32 here)"
+    if workload.compile != profile.compiled:
+        return "with torch.compile" if profile.compiled else "without torch.compile"
+    keys = ("checkpointing", "float8", "attention", "memory_format")
+    return next((f"without {key}" for key in keys if getattr(workload, key) is not None), "")
 
 
 def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:
@@ -116,12 +189,13 @@ def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iter
         )
 
 
-def _provenance(profile: ModelProfile) -> Provenance:
+def _provenance(key: str, profile: ModelProfile) -> Provenance:
     if profile.scaled_to is None:
-        return Provenance("workload.profile", profile.source, "measured")
+        on = f", on {profile.device}" if profile.device and key == "compute time" else ""
+        return Provenance(key, f"{profile.source}{on}", "measured")
     scaled_to = shown(profile.scaled_to)
     scaled = f"{profile.source}: measured on another device, scaled to {scaled_to}"
-    return Provenance("workload.profile", scaled, "assumed")
+    return Provenance(key, scaled, "assumed")
 
 
 def _check_batch(profile: ModelProfile, workload: Workload) -> None:

@@ -43,7 +43,7 @@ def zoo_model(
     knows_outputs: bool = False,
     gathers_frozen: bool = False,
 ) -> Model:
-    """A captured model (schema `ddpsim.model/2`) on a device; raises InputError.
+    """A captured model (schema `ddpsim.model/3`) on a device; raises InputError.
 
     `half_weights`: they are half already where the model is called: see `step_of`.
     `knows_outputs`: with what each work of the forward hands on. `gathers_frozen`: parameters that

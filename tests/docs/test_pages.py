@@ -20,6 +20,7 @@ import pytest
 from doc_pages import DOCS, ROOT, Block, blocks, pages
 from docs_claims import with_verdicts
 from logs.kineto_writer import Step, Writer
+from logs.measured_files import model_file
 from logs.nccl_log_writer import nccl_log
 from ruamel.yaml import YAML
 from typer.main import get_command
@@ -33,18 +34,16 @@ from ddpsim.scenario.starters import preset_text
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
 ELSEWHERE = ("srun", "dask", "helm", "kubectl", "marimo", "xdg-open", ".", "export")
 READS_FILES_ALONE = ("capture", "import", "show")
-MODEL = {  # as `calibrate profile` writes one, nobody's
-    "schema": "ddpsim.model-profile/1",
-    "source": "SYNTHETIC",
-    "device": "NVIDIA A100-SXM4-80GB",
-    "optimizer": "adamw",
-    "batch_per_rank": 32,
-    "forward_s": 0.010,
-    "backward_s": 0.020,
-    "optimizer_s": 0.002,
-    "ready_origin": "backward_start",
-    "parameters": [{"name": "w", "numel": 4_000_000, "dtype": "float32", "ready_s": 0.020}],
-}
+MODEL = model_file(  # as `calibrate profile` writes one, nobody's
+    [("w", 4_000_000, 0.020)],
+    source="SYNTHETIC",
+    device="NVIDIA A100-SXM4-80GB",
+    optimizer="adamw",
+    batch_per_rank=32,
+    forward_s=0.010,
+    backward_s=0.020,
+    optimizer_s=0.002,
+)
 _IMPORT = ("calibrate", "import", "nccl-tests")
 _SAID: dict[tuple[str, ...], str] = {}  # what commands printed that write no file
 

@@ -7,12 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from logs.measured_files import PROFILE, Write
+from logs.measured_files import PROFILE, Write, measured
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.profiles import model
 from ddpsim.importers.profiles.model import read_parameters, read_profile
-from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.options import model_file
 from ddpsim.workload.model import ITEM_BYTES, Buffer
 
 
@@ -23,155 +22,76 @@ def test_json_profile(write: Write) -> None:
     assert (profile.forward_s, profile.backward_s, profile.optimizer_s) == (0.001, 0.002, 0.0001)
     assert profile.batch_per_rank == 8
     assert profile.buffers == (("bool", 4),)
-    assert [(p.name, p.numel, p.dtype, p.ready_s, p.sparse) for p in profile.parameters] == [
-        ("a.weight", 100, "float32", 0.002, False),
-        ("a.bias", 10, "bfloat16", 0.0015, False),
-        ("unused", 1, "float32", None, True),
+    assert [
+        (p.name, p.numel, p.dtype, p.ready_s, p.sparse, p.rows) for p in profile.parameters
+    ] == [
+        ("a.weight", 100, "float32", 0.002, False, 10),
+        ("a.bias", 10, "bfloat16", 0.0015, False, None),
+        ("unused", 1, "float32", None, True, None),
     ]
-
-
-def test_a_model_without_buffers_needs_no_word_of_them(write: Write) -> None:
     silent = {key: value for key, value in PROFILE.items() if key != "buffers"}
     assert read_profile(write(json.dumps(silent), "p.json")).buffers == ()
 
 
-def test_gradients_that_come_after_the_backward_are_of_another_unit(write: Write) -> None:
-    """Medians, each taken on its own, need not add up: 5 % later are none."""
-    for backward_s in (0.002 / 1.04, 0.002 / 1.06):
-        path = write(json.dumps(PROFILE | {"backward_s": backward_s}), "p.json")
-        if backward_s > 0.0019:
-            assert read_profile(path).backward_s == backward_s
-            continue
-        said = "ready_s of 'a.weight' is 0.002, but the whole backward takes 0.00188679; wanted sec"
-        with pytest.raises(ImportFailedError, match=re.escape(said)):
-            read_profile(path)
-
-
-def test_a_scaled_profile_is_no_measurement(write: Write) -> None:
-    scaled = PROFILE | {"scaled_to": "a100-sxm-40gb"}
-    assert read_profile(write(json.dumps(scaled), "p.json")).scaled_to == "a100-sxm-40gb"
-    assert read_profile(write(json.dumps(PROFILE), "p.json")).scaled_to is None
-
-
-@pytest.mark.parametrize("key", ["device", "optimizer", "scaled_to"])
-@pytest.mark.parametrize("value", ["", 4])
-def test_what_a_profile_was_measured_with_is_a_name(write: Write, key: str, value: object) -> None:
-    with pytest.raises(ImportFailedError, match=f"{key} is {value!r}; wanted a name"):
-        read_profile(write(json.dumps(PROFILE | {key: value}), "p.json"))
-
-
-def test_iterations_tell_their_spread(write: Write) -> None:
-    known = PROFILE | {"iterations_s": [[0.1, 0.2], [0.3, 0.4]]}
-    assert read_profile(write(json.dumps(known), "p.json")).iterations_s == ((0.1, 0.2), (0.3, 0.4))
-
-
-def test_a_later_micro_batch_may_be_known(write: Write) -> None:
-    later = {"later_forward_s": 0.0009, "later_backward_s": 0.0025}
-    profile = read_profile(write(json.dumps(PROFILE | later), "p.json"))
-    assert (profile.later_forward_s, profile.later_backward_s) == (0.0009, 0.0025)
-    assert read_profile(write(json.dumps(PROFILE), "p.json")).later_backward_s is None
-    for key, seconds in later.items():
-        half = PROFILE | {key: seconds}
-        with pytest.raises(ImportFailedError, match=f"{key} stands alone; wanted later_forward_s "):
-            read_profile(write(json.dumps(half), "p.json"))
-        with pytest.raises(ImportFailedError, match=key):
-            read_profile(write(json.dumps(PROFILE | later | {key: 0}), "p.json"))
-
-
-@pytest.mark.parametrize("sigma", [0, 0.004, 1])
-def test_how_far_times_may_be_off_is_stated_or_unknown(write: Write, sigma: float) -> None:
-    assert read_profile(write(json.dumps(PROFILE | {"sigma": sigma}), "p.json")).sigma == sigma
-    for unknown in (PROFILE, PROFILE | {"sigma": None}):
-        assert read_profile(write(json.dumps(unknown), "p.json")).sigma is None
-
-
-def test_the_step_with_ddp_is_longer_or_unknown(write: Write) -> None:
-    known = PROFILE | {"with_ddp_s": 1.0}
-    assert read_profile(write(json.dumps(known), "p.json")).with_ddp_s == 1.0
-    assert read_profile(write(json.dumps(PROFILE), "p.json")).with_ddp_s is None
-    for wrong in (0, -1, "x", 1e-4):
-        with pytest.raises(ImportFailedError, match="with_ddp_s is"):
-            read_profile(write(json.dumps(PROFILE | {"with_ddp_s": wrong}), "p.json"))
-
-
-def test_how_a_model_fares_beside_all_reduces_may_be_known(write: Write) -> None:
-    def read(**more: Any) -> Any:
-        return read_profile(write(json.dumps(PROFILE | more), "p.json")).interference_exponent
-
-    assert read(interference_exponent=0.8, interference_exponent_stderr=0.04) == (0.8, 0.04)
-    assert read(interference_exponent=1.1) == (1.1, 0.0)
-    assert read() is None
-    assert read(interference_exponent=None) is None
-    for wrong in (
-        {"interference_exponent": -1},
-        {"interference_exponent": 11},
-        {"interference_exponent": "x"},
-    ):
-        with pytest.raises(ImportFailedError, match="interference_exponent is"):
-            read(**wrong)
-    assert read(interference_exponent=0.04, interference_exponent_stderr=0.06) == (0.04, 0.06)
-    with pytest.raises(ImportFailedError, match="exponent_stderr is 11; wanted at most 10"):
-        read(interference_exponent=1, interference_exponent_stderr=11)
-
-
-def test_a_hook_of_ddp_may_be_known(write: Write) -> None:
-    first, *others = PROFILE["parameters"]
-
-    def with_hook(seconds: Any) -> SourceFile:
-        parameters = [first | {"ddp_hook_s": seconds}, *others]
-        return write(json.dumps(PROFILE | {"parameters": parameters}), "p.json")
-
-    for known in (0, 2e-5, None):
-        hooks = [p.ddp_hook_s for p in read_profile(with_hook(known)).parameters]
-        assert hooks == [known, *(None for _ in others)]
-    for wrong in (-1e-6, "x", True):
-        with pytest.raises(ImportFailedError, match=f"ddp_hook_s of {first['name']!r} is"):
-            read_profile(with_hook(wrong))
-
-
-def test_a_parameter_may_tell_its_rows(write: Write) -> None:
-    first, *others = PROFILE["parameters"]  # of 100 elements
-
-    def with_rows(rows: Any) -> SourceFile:
-        parameters = [first | {"rows": rows}, *others]
-        return write(json.dumps(PROFILE | {"parameters": parameters}), "p.json")
-
-    for known in (20, None):
-        told = [p.rows for p in read_profile(with_rows(known)).parameters]
-        assert told == [known, *(None for _ in others)]
-    for wrong in (0, 2.5, "x"):
-        with pytest.raises(ImportFailedError, match=f"rows of {first['name']!r} is"):
-            read_profile(with_rows(wrong))
-    with pytest.raises(ImportFailedError, match=r"has 100 elements, which are no 30 rows"):
-        read_profile(with_rows(30))
-
-
-@pytest.mark.parametrize("sigma", [-0.1, 1.5, "small", True, [0.1]])
-def test_what_is_no_sigma(write: Write, sigma: Any) -> None:
-    with pytest.raises(ImportFailedError, match=r"sigma is .*; wanted a"):
-        read_profile(write(json.dumps(PROFILE | {"sigma": sigma}), "p.json"))
+LATER = {"later_forward_s": 0.0009, "later_backward_s": 0.0025}
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("told", "key", "read"),
     [
-        ([0.1, 0.2], "iterations_s must be a list of iterations, each a list of one number"),
-        ([[0.1], [0.1, 0.2]], "iterations_s must be a list of iterations, each a list of one"),
-        ([[]], "iterations_s must be a list of iterations, each a list of one number per rank"),
-        ([[0.0]], "iterations_s"),
-        ([["x"]], "iterations_s"),
+        ({"scaled_to": "a100-sxm-40gb"}, "scaled_to", "a100-sxm-40gb"),
+        ({"iterations_s": [[0.1, 0.2], [0.3, 0.4]]}, "iterations_s", ((0.1, 0.2), (0.3, 0.4))),
+        (LATER, "later_backward_s", 0.0025),
+        ({"sigma": 0}, "sigma", 0),
+        ({"sigma": None}, "sigma", None),
+        ({"with_ddp_s": 1.0}, "with_ddp_s", 1.0),
+        ({"interference_exponent": 1.1}, "interference_exponent", (1.1, 0.0)),
+        (
+            {"interference_exponent": 0.04, "interference_exponent_stderr": 0.06},
+            "interference_exponent",
+            (0.04, 0.06),
+        ),
+        ({"backward_s": 0.002 / 1.04}, "backward_s", 0.002 / 1.04),  # medians need not add up
     ],
 )
-def test_iterations_that_are_none(write: Write, rows: Any, message: str) -> None:
-    with pytest.raises(ImportFailedError, match=message):
-        read_profile(write(json.dumps(PROFILE | {"iterations_s": rows}), "p.json"))
+def test_what_may_be_known(told: dict[str, Any], key: str, read: object, write: Write) -> None:
+    assert getattr(read_profile(write(measured(**told), "p.json")), key) == read
 
 
-@pytest.mark.parametrize("key", sorted(set(PROFILE) - {"buffers"}))
-def test_a_profile_needs_each_key(write: Write, key: str) -> None:
-    lacking = {name: value for name, value in PROFILE.items() if name != key}
-    with pytest.raises(ImportFailedError, match=key):
-        read_profile(write(json.dumps(lacking), "profile.json"))
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            {"backward_s": 0.002 / 1.06},
+            "ready_s has 0.002, but the whole backward takes 0.0018",
+        ),
+        ({"device": ""}, "measured.device: "),
+        ({"optimizer": 4}, "measured.optimizer: wanted text, in quotes, got 4"),
+        ({"later_forward_s": 0.1}, "one of later_forward_s and later_backward_s stands alone"),
+        (LATER | {"later_forward_s": 0}, "measured.later_forward_s: 0 is out of range"),
+        ({"with_ddp_s": 1e-4}, "with_ddp_s is 0.0001, but the step without DDP takes 0.0031"),
+        ({"interference_exponent": 11}, "interference_exponent: 11 is out of range"),
+        ({"ddp_hook_s": [True, None, None]}, "measured.ddp_hook_s.0: wanted a number, got true"),
+        ({"ddp_hook_s": [None]}, "measured.ddp_hook_s: 1 entries, wanted 3"),
+        ({"sigma": 1.5}, "measured.sigma: 1.5 is out of range: wanted at most 1"),
+        ({"iterations_s": [[0.1], [0.1, 0.2]]}, "a number for each rank in every iteration"),
+        ({"iterations_s": [[]]}, "wanted a number for each rank in every iteration"),
+        ({"iterations_s": [[0.0]]}, "measured.iterations_s.0.0: 0.0 is out of range"),
+        ({"warnings": "text"}, "measured.warnings: wanted a list, got 'text'"),
+    ],
+)
+def test_what_nobody_can_have_measured(told: dict[str, Any], said: str, write: Write) -> None:
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_profile(write(measured(**told), "p.json"))
+
+
+def test_a_profile_needs_each_key(write: Write) -> None:
+    for key in PROFILE["measured"]:
+        lacking = {name: value for name, value in PROFILE["measured"].items() if name != key}
+        with pytest.raises(ImportFailedError, match=f"measured.{key}: is missing"):
+            read_profile(write(json.dumps(PROFILE | {"measured": lacking}), "profile.json"))
+    with pytest.raises(ImportFailedError, match="nothing is captured or measured of the model"):
+        read_profile(write(json.dumps(PROFILE | {"measured": None}), "profile.json"))
 
 
 def test_csv_profile_is_a_backward_list(write: Write) -> None:
@@ -201,25 +121,25 @@ def test_a_parameter_of_integers_gets_no_gradient(write: Write, dtype: str) -> N
     said = f"{dtype!r} is no dtype of a parameter that gets a gradient; list those alone, wanted"
     with pytest.raises(ImportFailedError, match=f"list.csv:3: {said}"):
         read_parameters(write(f"name,shape,dtype\nw,2,float32\nids,2,{dtype}\n", "list.csv"))
-    parameters = [p | {"dtype": dtype} for p in PROFILE["parameters"]]
-    with pytest.raises(ImportFailedError, match=f"p.json: {said}"):
+    parameters = PROFILE["parameters"] | {"dtype": dtype.removeprefix("torch.")}
+    with pytest.raises(ImportFailedError, match="is no dtype of a parameter that gets a gradient"):
         read_profile(write(json.dumps(PROFILE | {"parameters": parameters}), "p.json"))
 
 
 def test_a_profile_names_each_parameter_once(write: Write) -> None:
-    parameters = [*PROFILE["parameters"], PROFILE["parameters"][0]]
-    with pytest.raises(ImportFailedError, match=r"p\.json: lists 'a\.weight' twice; a parameter"):
+    parameters = PROFILE["parameters"] | {"name": ["a", "b", "a"]}
+    with pytest.raises(ImportFailedError, match=r"p\.json: .* lists 'a' twice; a parameter"):
         read_profile(write(json.dumps(PROFILE | {"parameters": parameters}), "p.json"))
     with pytest.raises(ImportFailedError, match=r"p\.csv: lists 'a' twice; a parameter"):
         read_profile(write("param_name,numel,ready_us\na,4,1\na,4,2\n", "p.csv"))
 
 
 def test_the_bytes_of_every_buffer_that_is_read_are_known(write: Write) -> None:
-    kinds = ("complex64", "complex128", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint64")
-    buffers = [{"numel": 4, "dtype": f"torch.{kind}"} for kind in kinds]
+    kinds = ["complex64", "complex128", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint64"]
+    buffers = {"name": kinds, "shape": [4] * len(kinds), "dtype": kinds}
     read = read_profile(write(json.dumps(PROFILE | {"buffers": buffers}), "p.json")).buffers
     assert [Buffer(*each).size_bytes for each in read] == [32, 64, 4, 4, 8, 32]
-    assert ITEM_BYTES.keys() == set(model._BUFFER_DTYPES)
+    assert ITEM_BYTES.keys() == set(model_file._DTYPES)
 
 
 @pytest.mark.parametrize(

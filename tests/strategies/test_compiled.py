@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from campaigns import unpacked
+from logs.measured_files import model_file
 
 import ddpsim
 from ddpsim.errors import ScenarioError
@@ -334,24 +335,13 @@ def test_one_operator_alone_is_as_if_it_were_not_compiled() -> None:
 
 # --- profiles ----------------------------------------------------------------------------------
 
-PROFILE = {
-    "schema": "ddpsim.model-profile/1",
-    "source": "by hand",
-    "batch_per_rank": 4,
-    "forward_s": 0.010,
-    "backward_s": 0.020,
-    "optimizer_s": 0.001,
-    "ready_origin": "backward_start",
-    "parameters": [
-        {"name": "a.weight", "numel": 2**20, "dtype": "float32", "ready_s": 0.020},
-        {"name": "b.weight", "numel": 2**20, "dtype": "float32", "ready_s": 0.012},
-        {"name": "c.weight", "numel": 2**20, "dtype": "float32", "ready_s": 0.004},
-    ],
-}
+TIMES = {"batch_per_rank": 4, "forward_s": 0.010, "backward_s": 0.020, "optimizer_s": 0.001}
+READY_S = {"a.weight": 0.020, "b.weight": 0.012, "c.weight": 0.004}
 
 
 def run_profile(folder: Path, known: dict[str, Any], **workload: Any) -> ddpsim.Result:
-    (folder / "model.json").write_text(json.dumps(PROFILE | known))
+    told = model_file([(name, 2**20, at_s) for name, at_s in READY_S.items()], **TIMES | known)
+    (folder / "model.json").write_text(json.dumps(told))
     return simulate(
         {
             "schema": "ddpsim/1",
@@ -407,7 +397,8 @@ def test_real_steps_of_compiled_models_are_predicted(row: dict[str, str], tmp_pa
     compiled = row["graphs"] != "eager"
     alone = "bare-compiled" if compiled else "bare-eager"
     (bare,) = (step for step in real_steps() if step["graphs"] == alone)
-    known = json.loads((DATA / "model.json").read_text()) | {"compiled": compiled}
+    known = json.loads((DATA / "model.json").read_text())
+    known["measured"]["compiled"] = compiled
     (tmp_path / "model.json").write_text(json.dumps(known))
     parts = ("forward", "backward", "optimizer")
     result = simulate(

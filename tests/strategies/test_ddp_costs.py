@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logs.measured_files import model_file
 
 from ddpsim import load_scenario
 from ddpsim.prediction.job import Job
@@ -43,18 +44,12 @@ def alone() -> Iterator[Any]:
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
     """Of a profile with unused parameters, which stand first."""
-    gradients = [{"name": f"unused{i}", "ready_s": None} for i in range(UNUSED)]
-    gradients += [{"name": f"used{i}", "ready_s": 0.01 * (9 - i)} for i in range(USED)]
-    profile = {
-        "schema": "ddpsim.model-profile/1",
-        "source": "a test",
-        "batch_per_rank": 8,
-        "forward_s": 0.05,
-        "backward_s": 0.1,
-        "optimizer_s": 0.01,
-        "ready_origin": "backward_start",
-        "parameters": [{**g, "numel": MIB, "dtype": "float32"} for g in gradients],
-    }
+    gradients: list[tuple[str, int, float | None]] = [
+        *((f"unused{i}", MIB, None) for i in range(UNUSED)),
+        *((f"used{i}", MIB, 0.01 * (9 - i)) for i in range(USED)),
+    ]
+    times = {"batch_per_rank": 8, "forward_s": 0.05, "backward_s": 0.1, "optimizer_s": 0.01}
+    profile = model_file(gradients, **times)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(profile), encoding="utf-8")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logs.measured_files import model_file
 
 import ddpsim
 from ddpsim.prediction.job import Job
@@ -83,21 +84,13 @@ def profile(tmp_path: Path, *, buffers: bool = True) -> Path:
 
     names = ["conv.weight", "bn.weight", "bn.bias", "norm.weight", "norm.bias", "fc.weight"]
     numels = [500, CHANNELS, CHANNELS, CHANNELS + 1, CHANNELS + 1, 900]
-    floats = {"dtype": "float32", "numel": CHANNELS}
     ready_s = [0.006, 0.004, 0.005, 0.002, 0.003, 0.001]
-    told = {
-        "schema": "ddpsim.model-profile/1",
-        "ready_origin": "backward_start",
-        "forward_s": 0.003,
-        "backward_s": 0.0065,
-        "optimizer_s": 0.001,
-        "batch_per_rank": 4,
-        "parameters": [
-            {"name": name, "numel": numel, "dtype": "float32", "ready_s": at_s}
-            for name, numel, at_s in zip(names, numels, ready_s, strict=True)
-        ],
-        "buffers": [floats, floats, {"dtype": "int64", "numel": 1}] if buffers else [],
-    }
+    times = {"forward_s": 0.003, "backward_s": 0.0065, "optimizer_s": 0.001, "batch_per_rank": 4}
+    told = model_file(list(zip(names, numels, ready_s, strict=True)), **times)
+    if buffers:
+        dtypes = ["float32", "float32", "int64"]
+        shapes = [CHANNELS, CHANNELS, 1]
+        told["buffers"] = {"name": dtypes, "shape": shapes, "dtype": dtypes}
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(told))
     return path

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddpsim.scenario.catalog import model_names, model_table
-from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.catalog import model_names, model_table, zoo_document
+from ddpsim.scenario.options.model_file import read_known
 from ddpsim.workload.zoo.step import step_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -203,8 +203,8 @@ def test_ready_order_is_a_permutation(name: str) -> None:
 def test_a_table_is_a_captured_model(name: str, tmp_path: Path) -> None:
     """It passes the checks of a user's own file, and keeps its parameters in float32."""
     path = tmp_path / "model.json"
-    path.write_text(json.dumps(load(name)), encoding="utf-8")
-    assert read_captured(name, path)["parameters"]["dtype"] == "float32"
+    path.write_text(json.dumps(zoo_document(name)), encoding="utf-8")
+    assert read_known(name, path).parameters.dtype == "float32"
 
 
 @pytest.mark.parametrize(

@@ -5,49 +5,101 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from calibrate.capture.document import parameter_columns, tensor_columns
 from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.samples import Samples
 from calibrate.measure.model.training import (
     Training,
     broadcast_buffers,
-    dtype_name,
     is_compiled,
     reduced_parameters,
 )
 from calibrate.validate.step_parts import adding_up
-from ddpsim.importers.profiles.model import LATER
+from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, known_of
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["Document", "device_name", "peak_memory", "profile_document", "ready_times", "title_of"]
+__all__ = [
+    "Document",
+    "device_name",
+    "measured_part",
+    "model_document",
+    "peak_memory",
+    "ready_times",
+    "title_of",
+    "with_other_part",
+]
 
 Document = dict[str, Any]
 
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
-def profile_document(
+def model_document(reference: str, training: Training, samples: Samples) -> Document:
+    """The document of a model (schema `ddpsim.model/3`) without what was measured of it."""
+    named = _measured(training)
+    sparse = [place for place, name in enumerate(named) if name in samples.sparse]
+    kept = set(map(id, broadcast_buffers(training.model)))
+    buffers = {n: b for n, b in training.model.named_buffers() if id(b) in kept and b.numel()}
+    return {
+        "schema": MODEL_SCHEMA,
+        "name": reference.rpartition(":")[2],
+        "title": reference,
+        "family": "own",
+        "parameters": parameter_columns(training.model, named) | {"sparse": sparse},
+        "buffers": tensor_columns(buffers),
+    }
+
+
+def with_other_part(document: Document, path: Path) -> Document:
+    """Keep what a model's file has already: a capture for a measurement, or the other way round.
+
+    Raises MeasureError where that is of another model.
+    """
+    try:
+        there = known_of(path.read_text("utf-8")).document
+    except (OSError, ValueError):
+        return document
+    other = {part: there.get(part) for part in ("captured", "measured") if part not in document}
+    if not any(other.values()):
+        return document
+    of_both = [[one["parameters"][key] for key in ("name", "shape")] for one in (document, there)]
+    if of_both[0] != of_both[1]:
+        raise MeasureError(
+            f"{path} is of other parameters, and would lose what was {next(iter(other))}: name "
+            "another file"
+        )
+    captured, measured = (there, document) if "captured" in other else (document, there)
+    return captured | {"measured": measured["measured"]}
+
+
+def _measured(training: Training) -> dict[str, nn.Parameter]:
+    """Parameters that DDP reduces, of some elements each."""
+    return {n: p for n, p in reduced_parameters(training.model).items() if p.numel()}
+
+
+def measured_part(
     training: Training, samples: Samples, batch: int, title: str, hook_s: float
 ) -> Document:
-    """The document of a model's profile."""
+    """What was measured of a model: the "measured" of its document."""
     if not samples.order:
         raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
     columns = samples.forward_s, samples.backward_s, samples.optimizer_s
     iterations_s = [sum(parts) for parts in zip(*columns, strict=True)]
     forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
     ready_s = ready_times(samples, hook_s, backward_s)
-    named = [(n, p) for n, p in reduced_parameters(training.model).items() if p.numel()]
+    named = _measured(training)
     as_compiled = {"compiled": True} if is_compiled(training.model) else {}
     until_ready = ", which are those of the uncompiled model, in proportion" if as_compiled else ""
     return {
-        "schema": "ddpsim.model-profile/1",
         "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
         f"hooks, {format_duration(hook_s)} each, taken off the ready times{until_ready}",
         **as_compiled,
@@ -64,25 +116,12 @@ def profile_document(
             for name in ("forward_s", "backward_s", "hooked_backward_s", "optimizer_s")
         },
         "hook_s": hook_s,
-        "never_ready": [name for name, _ in named if name not in ready_s],
-        "parameters": [
-            {
-                "name": name,
-                "numel": parameter.numel(),
-                "dtype": dtype_name(name, parameter),
-                "ready_s": ready_s.get(name),
-                "ready_quartiles_s": _quartiles([s for s, _ in samples.ready_s.get(name, [])]),
-                "ddp_hook_s": samples.ddp_hook_s.get(name),
-                "sparse": name in samples.sparse,
-                "rows": parameter.shape[0] if parameter.dim() else None,
-            }
-            for name, parameter in named
+        "never_ready": [name for name in named if name not in ready_s],
+        "ready_s": [ready_s.get(name) for name in named],
+        "ready_quartiles_s": [
+            _quartiles([s for s, _ in samples.ready_s.get(name, [])]) for name in named
         ],
-        "buffers": [
-            {"dtype": str(buffer.dtype).removeprefix("torch."), "numel": buffer.numel()}
-            for buffer in broadcast_buffers(training.model)
-            if buffer.numel()
-        ],
+        "ddp_hook_s": [samples.ddp_hook_s.get(name) for name in named],
     }
 
 

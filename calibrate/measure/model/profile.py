@@ -1,4 +1,4 @@
-"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1.
+"""`profile`: a model's times on one device with no communication, as part of its file.
 
 Several ranks tell one thing more: how it fares beside all-reduces.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from calibrate.capture.document import render
 from calibrate.files import FileName, rescued, unwritable
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.allocator import keep_freed_memory
@@ -20,9 +21,11 @@ from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.model.document import (
     Document,
     device_name,
+    measured_part,
+    model_document,
     peak_memory,
-    profile_document,
     title_of,
+    with_other_part,
 )
 from calibrate.measure.model.interference import BesideAllReduces
 from calibrate.measure.model.samples import (
@@ -41,6 +44,7 @@ from calibrate.measure.model.training import (
     compute_threads,
     not_modelled,
     prepare,
+    sizes_of,
     told_of_unused,
 )
 from calibrate.measure.model.user_code import told_of_code
@@ -145,14 +149,15 @@ def profile(
         title = title_of(reference, size, where, threads)
         measured_with = {"device": device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
-        document = profile_document(training, samples, size, title, hook_s) | memory | measured_with
-        document |= {"warnings": warnings} if warnings else {}
+        measured = measured_part(training, samples, size, title, hook_s) | memory | measured_with
+        measured |= sizes_of(reference) | {"warnings": warnings}
+        document = model_document(reference, training, samples) | {"measured": measured}
         if job is None:
             return document
         keep(document)
         exponent, missing = _exponent(training, job, iterations)
         warnings += [_NO_EXPONENT + missing] if missing else []
-        return document | exponent | ({"warnings": warnings} if warnings else {})
+        return document | {"measured": measured | exponent}
 
 
 def profile_alone(options: ProfileOptions) -> Document:
@@ -233,15 +238,18 @@ def profile_locally(ranks: int, options: ProfileOptions) -> Document:
 def write_profile(document: Document, path: Path) -> None:
     """Write a profile whole that `run` reads, or leave the old one as it was.
 
-    Raises MeasureError where it cannot be written, ImportFailedError where it could not be read.
+    What was captured of the model stays in the file. Raises MeasureError where it cannot be
+    written, ImportFailedError where it could not be read.
     """
-    text = json.dumps(document, indent=1) + "\n"
+    text = render(document) + "\n"
     profile_of(str(path), text)
     try:
-        write_atomically(path, text)
-    except OSError as error:
-        kept = rescued("model.json", text)
-        raise MeasureError(f"{path} cannot be written: {error.strerror}. {kept}") from None
+        write_atomically(path, render(with_other_part(document, path)) + "\n")
+    except (OSError, MeasureError) as error:
+        wrong = (
+            f"{path} cannot be written: {error.strerror}" if isinstance(error, OSError) else error
+        )
+        raise MeasureError(f"{wrong}. {rescued('model.json', text)}") from None
 
 
 def device_of(name: str) -> torch.device:

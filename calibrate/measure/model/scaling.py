@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.document import Document
-from ddpsim.importers.profiles.model import LATER
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
+from ddpsim.scenario.options.model_file import LATER
 
 __all__ = ["check_scaled_from", "scale_ends", "scale_profile"]
 
@@ -37,28 +37,28 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
     assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError where
     it was measured on another than `old`.
     """
-    check_scaled_from(document.get("device"), old)
+    measured = document["measured"]
+    check_scaled_from(measured.get("device"), old)
     compute = _matmul_rate(old) / _matmul_rate(new)
     memory = _memory_rate(old) / _memory_rate(new)
     by_memory = f" (by memory it would be {memory:.3g})"
     source = (
-        f"ESTIMATE, not measured: {document['source']}; scaled from {old} to {new}, forward and "
+        f"ESTIMATE, not measured: {measured['source']}; scaled from {old} to {new}, forward and "
         f"backward x {compute:.3g}{by_memory}, optimizer x {memory:.3g}"
     )
-    return document | {
+    scaled = {
         "source": source,
         "scaled_to": new,
-        "forward_s": document["forward_s"] * compute,
-        "backward_s": document["backward_s"] * compute,
-        "optimizer_s": document["optimizer_s"] * memory,
-        **{key: document[key] * compute for key in LATER if key in document},
+        "forward_s": measured["forward_s"] * compute,
+        "backward_s": measured["backward_s"] * compute,
+        "optimizer_s": measured["optimizer_s"] * memory,
+        **{key: measured[key] * compute for key in LATER if key in measured},
         "with_ddp_s": None,  # copies scale by other rates than compute
         "interference_exponent": None,
-        "parameters": [
-            p | {"ready_s": p["ready_s"] and p["ready_s"] * compute, "ddp_hook_s": None}
-            for p in document["parameters"]
-        ],
+        "ready_s": [ready_s and ready_s * compute for ready_s in measured["ready_s"]],
+        "ddp_hook_s": None,
     }
+    return document | {"measured": measured | scaled}
 
 
 def _matmul_rate(device: str) -> float:

@@ -27,10 +27,13 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.user_code import optimizers_own_errors, said_of, users_own_errors
 from calibrate.records.rounds import OptimizerName
-from ddpsim.importers.profiles.model import ITEM_BYTES
+from ddpsim.scenario.options.model_file import ITEM_BYTES
 from ddpsim.wording import counted
 
+SIZES = ("seq_len", "image_size")  # of a sample, as a scenario calls them
+
 __all__ = [
+    "SIZES",
     "Made",
     "TinyParameters",
     "Training",
@@ -44,6 +47,7 @@ __all__ = [
     "not_modelled",
     "prepare",
     "reduced_parameters",
+    "sizes_of",
     "told_of_unused",
     "uncompiled",
 ]
@@ -150,6 +154,13 @@ def batch_of(reference: str, given: int | None) -> int:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise MeasureError(f"batch is {batch!r}: wanted a whole number from 1")
     return batch
+
+
+def sizes_of(reference: str) -> dict[str, int]:
+    """The size of a sample that the function takes unless told, by its name in a scenario."""
+    parameters = inspect.signature(find_function(reference)).parameters
+    defaults = {key: parameters[key].default for key in SIZES if key in parameters}
+    return {key: size for key, size in defaults.items() if isinstance(size, int)}
 
 
 def _name(reference: str) -> str:

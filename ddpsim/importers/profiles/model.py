@@ -1,18 +1,6 @@
-"""Measured models: gradient-ready times as our JSON or as CSV, and bare parameter lists.
+"""Measured models: a model's file or a CSV of gradient-ready times, and bare parameter lists.
 
-The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
-`name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
-`optimizer_s`, `ready_origin` and `batch_per_rank`. A parameter may tell `ddp_hook_s`, what DDP's
-hook on it takes on a CPU; `iterations_s`, whole steps as measured ([iteration][rank]), may tell
-their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step under DDP on that
-device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
-takes, its gradients added to those there. `interference_exponent` is the power of what usual layers
-keep of their speed beside all-reduces that this model keeps, `interference_exponent_stderr` its
-standard error. `compiled` is true where the times are those under torch.compile; its `ready_s` are
-those without, in proportion. `activation_bytes` is what the step's peak holds beyond parameters,
-gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all of it was
-measured, `warnings` what predictions from it leave out. The CSV has the columns `order`,
-`param_name`, `numel`, `ready_us`, in backward order.
+The CSV has the columns `order`, `param_name`, `numel`, `ready_us`, in backward order.
 """
 
 from __future__ import annotations
@@ -20,44 +8,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from json import JSONDecodeError
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.files import json_of
 from ddpsim.importers.text import header_of, number, read_text, table, whole
+from ddpsim.scenario.options.model_file import ITEM_BYTES, Known, known_of
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
-    "ITEM_BYTES",
-    "LATER",
-    "SCHEMA",
     "InterferenceExponent",
     "ModelProfile",
     "ProfiledParameter",
+    "measured_profile",
     "profile_of",
     "read_parameters",
     "read_profile",
 ]
 
-# of parameters: torch lets no integers and no bool require gradients (torch/csrc/autograd), and
-# complex ones, which it does and DDP reduces, are not modelled
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_BUFFER_DTYPES = (
-    *(*ITEM_BYTES, "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-    *("bool", "complex128", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
-    *("float8_e5m2fnuz", "float8_e8m0fnu"),
-)
 _LIST_COLUMNS = ("name", "shape", "dtype")
 # a shape as torch prints it, quoted or not: its commas are not the table's
 _TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))')
-_WANTED = "a JSON profile or a CSV table"
-_LONGEST_S = 1e7
-_LARGEST_EXPONENT = 10.0
-_SLACK = 1.05  # medians, each taken on its own, need not add up
-LATER = ("later_forward_s", "later_backward_s")  # of a second micro-batch: both or neither
-SCHEMA = "ddpsim.model-profile/1"
+_WANTED = "a model's file or a CSV table"
 Origin = Literal["first_gradient", "backward_start"]
 
 
@@ -105,6 +77,8 @@ class ModelProfile:
     backward_s: float | None = None
     optimizer_s: float | None = None
     batch_per_rank: int | None = None
+    seq_len: int | None = None
+    image_size: int | None = None
     buffers: tuple[tuple[str, int], ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
     device: str | None = None
@@ -190,65 +164,50 @@ def _read_csv(name: str, text: str) -> ModelProfile:
 
 def _read_json(name: str, text: str) -> ModelProfile:
     try:
-        data = json_of(text)
-    except JSONDecodeError as error:
-        raise ImportFailedError(name, f"this is not JSON: {error.msg}", error.lineno) from None
+        known = known_of(text)
     except ValueError as error:
-        raise ImportFailedError(name, f"this is no profile: {error}") from None
-    if data.get("schema") != SCHEMA:
-        found = shown(data.get("schema"))
-        raise ImportFailedError(name, f"its schema is {found}; wanted {SCHEMA!r}")
-    return _profile(name, data)
+        raise ImportFailedError(name, str(error)) from None
+    return measured_profile(name, known)
 
 
-def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
-    parameters = tuple(_parameter(name, item) for item in _items(name, data, "parameters"))
-    _check_names(name, parameters)
-    ready = [(p.ready_s, p.name) for p in parameters if p.ready_s is not None]
-    if not ready:
-        raise ImportFailedError(name, "no parameter has a ready time: all its ready_s are null")
-    origin = _value(name, data, "ready_origin", "the profile")
-    if origin not in ("first_gradient", "backward_start"):
-        wanted = "wanted first_gradient or backward_start"
-        raise ImportFailedError(name, f"ready_origin is {shown(origin)}; {wanted}")
-    forward_s, backward_s, optimizer_s = (
-        _seconds(name, _value(name, data, key, "the profile"), key, above_zero=key != "optimizer_s")
-        for key in ("forward_s", "backward_s", "optimizer_s")
-    )
-    later_forward_s, later_backward_s = _later(name, data)
-    latest_s, latest = max(ready)
-    if latest_s > _SLACK * backward_s:
+def measured_profile(name: str, known: Known) -> ModelProfile:
+    """The measured part of a model's file; raises ImportFailedError where it has none."""
+    parameters, measured = known.parameters, known.measured
+    if measured is None:
         raise ImportFailedError(
             name,
-            f"ready_s of {shown(latest)} is {latest_s:g}, but the whole backward takes "
-            f"{backward_s:g}; wanted seconds in both",
+            "holds no measurement: use it as workload.model, or add one with `calibrate profile`",
         )
+    hooks = measured.ddp_hook_s or [None] * len(parameters.name)
+    told: dict[str, Any] = {
+        field.name: getattr(measured, field.name, None) for field in fields(ModelProfile)
+    }
+    exponent, kept = measured.interference_exponent, measured.activation_bytes
     return ModelProfile(
-        name,
-        parameters,
-        in_registration_order=True,
-        ready_origin=origin,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        optimizer_s=optimizer_s,
-        batch_per_rank=whole(
-            name, 0, _value(name, data, "batch_per_rank", "the profile"), "batch_per_rank"
-        ),
-        buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
-        iterations_s=_iterations(name, data.get("iterations_s", [])),
-        device=_name(name, data, "device"),
-        optimizer=_name(name, data, "optimizer"),
-        activation_bytes=None
-        if data.get("activation_bytes") is None
-        else round(number(name, 0, data["activation_bytes"], "activation_bytes")),
-        scaled_to=_name(name, data, "scaled_to"),
-        sigma=None if data.get("sigma") is None else _sigma(name, data["sigma"]),
-        with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),
-        later_forward_s=later_forward_s,
-        later_backward_s=later_backward_s,
-        interference_exponent=_exponent(name, data),
-        compiled=_flag(name, data, "compiled"),
-        warnings=_warnings(name, data.get("warnings", [])),
+        **told
+        | {
+            "source": name,
+            "parameters": tuple(
+                ProfiledParameter(
+                    *(title, numel, dtype, None, ready_s, place in parameters.sparse, hook_s, rows)
+                )
+                for place, (title, numel, dtype, rows, ready_s, hook_s) in enumerate(
+                    zip(
+                        *(parameters.name, parameters.numels, parameters.dtypes, parameters.rows),
+                        *(measured.ready_s, hooks),
+                        strict=True,
+                    )
+                )
+            ),
+            "in_registration_order": True,
+            "buffers": tuple(zip(known.buffers.dtypes, known.buffers.numels, strict=True)),
+            "iterations_s": tuple(map(tuple, measured.iterations_s)),
+            "interference_exponent": exponent
+            if exponent is None
+            else InterferenceExponent(exponent, measured.interference_exponent_stderr),
+            "warnings": tuple(measured.warnings),
+            "activation_bytes": None if kept is None else round(kept),
+        }
     )
 
 
@@ -262,128 +221,6 @@ def _check_names(name: str, parameters: Sequence[ProfiledParameter]) -> None:
                 "too",
             )
         seen.add(parameter.name)
-
-
-def _name(name: str, data: dict[str, Any], key: str) -> str | None:
-    value = data.get(key)
-    if value is not None and not (isinstance(value, str) and value):
-        raise ImportFailedError(name, f"{key} is {shown(value)}; wanted a name")
-    return value
-
-
-def _flag(name: str, data: dict[str, Any], key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise ImportFailedError(name, f"{key} is {shown(value)}; wanted true or false")
-    return value
-
-
-def _warnings(name: str, lines: Any) -> tuple[str, ...]:
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ImportFailedError(name, "warnings must be a list of texts")
-    return tuple(lines)
-
-
-def _sigma(name: str, value: Any) -> float:
-    return number(name, 0, value, "sigma", most=1.0)
-
-
-def _exponent(name: str, data: dict[str, Any]) -> InterferenceExponent | None:
-    known = data.get("interference_exponent")
-    if known is None:
-        return None
-    value = number(name, 0, known, "interference_exponent", most=_LARGEST_EXPONENT)
-    key = "interference_exponent_stderr"
-    return InterferenceExponent(
-        value, number(name, 0, data.get(key, 0), key, most=_LARGEST_EXPONENT)
-    )
-
-
-def _with_ddp(name: str, value: Any, step_s: float) -> float | None:
-    if value is None:
-        return None
-    with_ddp_s = _seconds(name, value, "with_ddp_s", above_zero=True)
-    if with_ddp_s <= step_s:
-        raise ImportFailedError(
-            name,
-            f"with_ddp_s is {with_ddp_s:g}, but the step without DDP takes {step_s:g}: DDP only "
-            "adds to it; measure both in turns, or leave it out",
-        )
-    return with_ddp_s
-
-
-def _later(name: str, data: dict[str, Any]) -> tuple[float | None, float | None]:
-    """A later micro-batch's forward and backward; one does not say the other."""
-    given = [key for key in LATER if data.get(key) is not None]
-    if not given:
-        return None, None
-    if len(given) < len(LATER):
-        raise ImportFailedError(name, f"{given[0]} stands alone; wanted {' and '.join(LATER)}")
-    forward_s, backward_s = (_seconds(name, data[key], key, above_zero=True) for key in LATER)
-    return forward_s, backward_s
-
-
-def _iterations(name: str, rows: Any) -> tuple[tuple[float, ...], ...]:
-    """[iteration][rank], as many ranks in each."""
-    is_table = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
-    if not is_table or len({len(row) for row in rows}) > 1:
-        raise ImportFailedError(
-            name, "iterations_s must be a list of iterations, each a list of one number per rank"
-        )
-    return tuple(
-        tuple(_seconds(name, value, "iterations_s", above_zero=True) for value in row)
-        for row in rows
-    )
-
-
-def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
-    title = str(_value(name, item, "name", "a parameter"))
-    ready_s, hook_s = _value(name, item, "ready_s", shown(title)), item.get("ddp_hook_s")
-    numel = whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}")
-    return ProfiledParameter(
-        name=title,
-        numel=numel,
-        dtype=_dtype(name, 0, _value(name, item, "dtype", shown(title))),
-        ready_s=None if ready_s is None else _seconds(name, ready_s, f"ready_s of {shown(title)}"),
-        sparse=bool(item.get("sparse", False)),
-        ddp_hook_s=None
-        if hook_s is None
-        else _seconds(name, hook_s, f"ddp_hook_s of {shown(title)}"),
-        rows=None if item.get("rows") is None else _rows(name, title, item["rows"], numel),
-    )
-
-
-def _rows(name: str, title: str, value: Any, numel: int) -> int:
-    rows = whole(name, 0, value, f"rows of {shown(title)}")
-    if numel % rows:
-        raise ImportFailedError(
-            name, f"{shown(title)} has {numel} elements, which are no {rows} rows of equal length"
-        )
-    return rows
-
-
-def _seconds(name: str, value: Any, what: str, *, above_zero: bool = False) -> float:
-    return number(name, 0, value, what, above_zero=above_zero, most=_LONGEST_S)
-
-
-def _buffer(name: str, item: dict[str, Any]) -> tuple[str, int]:
-    numel = whole(name, 0, _value(name, item, "numel", "a buffer"), "numel of a buffer")
-    return _dtype(name, 0, _value(name, item, "dtype", "a buffer"), _BUFFER_DTYPES), numel
-
-
-def _items(
-    name: str, data: dict[str, Any], key: str, *, needed: bool = True
-) -> list[dict[str, Any]]:
-    items = _value(name, data, key, "the profile") if needed else data.get(key, [])
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ImportFailedError(name, f"{key} must be a list of objects")
-    return items
-
-
-def _value(name: str, item: dict[str, Any], key: str, owner: str) -> Any:
-    if key not in item:
-        raise ImportFailedError(name, f"{owner} lacks {key!r}; see docs/reference/files.md")
-    return item[key]
 
 
 def _dtype(name: str, line: int, text: Any, known: Collection[str] = ITEM_BYTES.keys()) -> str:

@@ -65,7 +65,7 @@ class Step(NamedTuple):
 def step_of(
     table: dict[str, Any], precision: Precision, batch: int, x: int, *, half_weights: bool = False
 ) -> Step:
-    """The step of a table (schema `ddpsim.model/2`) in a precision.
+    """The step of a table (schema `ddpsim.model/3`) in a precision.
 
     `half_weights`: they are half already where the model is called, as under bf16, so that
     activations are too, and autocast casts nothing. Of a model whose code does not run so it is the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +26,8 @@ from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
-from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.options.captured_model import read_captured
+from ddpsim.scenario.catalog import zoo_document
+from ddpsim.scenario.options.model_file import read_known
 from ddpsim.workload.operators import MULTIPLYING, Operator
 from ddpsim.workload.zoo.step import step_of
 
@@ -71,6 +72,9 @@ def picks(batch: int = 4):
 
 def to_numpy(batch: int = 4):
     return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: mean(y) + y.detach().numpy().sum()
+
+def address(batch: int = 4):
+    return nn.Linear(4, 4), torch.randn(batch, 4), lambda y: mean(y) * y.data_ptr()
 
 @torch.library.custom_op("own::kernel", mutates_args=())
 def kernel(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +128,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sou
 
 def test_the_batch_and_the_size_stay_free(source: Callable[..., Source]) -> None:
     """At a batch and a size that were not recorded the step is the recorded one."""
-    document = capture(source("sized"))
+    document = capture(source("sized"))["captured"]
     assert document["batch"] is None
     assert document["size"] | {"min": 8, "max": 32, "multiple_of": 1} == document["size"]
     made = source("sized").make(7, 19)
@@ -147,7 +151,7 @@ def test_the_batch_and_the_size_stay_free(source: Callable[..., Source]) -> None
 def test_what_a_model_does_not_allow_is_fixed(
     source: Callable[..., Source], name: str, batch: int | None, size: dict[str, int] | None
 ) -> None:
-    document = capture(source(name))
+    document = capture(source(name))["captured"]
     assert document["batch"] == (batch and document["batch"] | {"only": batch})
     assert document["size"] == (size and document["size"] | size)
 
@@ -159,6 +163,7 @@ def test_what_a_model_does_not_allow_is_fixed(
         ("picks", r"\(own_code.py, line \d+\): .*gives a shape that depends on values"),
         ("missing", "has no function 'missing'"),
         ("to_numpy", r"\(own_code.py, line \d+\): .*numpy.*: a capture has shapes alone"),
+        ("address", r"\(own_code.py, line \d+\): .*after module '': data_ptr\(\) asks where"),
         ("extension", r"own::kernel is a kernel without a shape function"),
         ("many", r"the loss of own_code:many has the shape \[4, 4\]: return its mean or sum"),
         ("detached", "the loss of own_code:detached depends on no parameter that is trained"),
@@ -181,16 +186,16 @@ def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
 
     What is put on CUDA needs none.
     """
-    assert capture(source("on_cuda"))["parameter_count"] == 20
-    kinds = {one[0] for one in capture(source("autocast"))["operators"]}
+    assert capture(source("on_cuda"))["captured"]["parameter_count"] == 20
+    kinds = {one[0] for one in capture(source("autocast"))["captured"]["operators"]}
     assert "copy" in kinds
-    assert capture(source("compiled"))["forward_modules"] == ["_orig_mod.0"]
+    assert capture(source("compiled"))["captured"]["forward_modules"] == ["_orig_mod.0"]
     assert capture(source("sparse"))["parameters"]["sparse"] == [0]
 
 
 def test_a_recurrent_layer_is_one_operator(source: Callable[..., Source]) -> None:
     """Holds for all steps, also in a model that was made before."""
-    document = capture(source("recurrent"))
+    document = capture(source("recurrent"))["captured"]
     step = step_of(document, "fp32", 3, 12)
     products = [one for one in step.forward[0] if one.kind in MULTIPLYING]
     assert [one.kind for one in products] == ["product", "recurrence"] * 2
@@ -214,7 +219,18 @@ def test_a_renamed_model_of_timm_is_captured(monkeypatch: pytest.MonkeyPatch) ->
     timm = SimpleNamespace(__version__="1.0", is_model=lambda _: True, create_model=create_model)
     monkeypatch.setitem(sys.modules, "timm", timm)
     assert source_of("timm:old_name", None, None).default == 64
-    assert capture(source_of("timm:old_name", None, 96))["size"]["default"] == 96
+    assert capture(source_of("timm:old_name", None, 96))["captured"]["size"]["default"] == 96
+
+
+def test_a_folder_of_a_librarys_name_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "timm").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    said = f"{tmp_path / 'timm'} is imported in the place of the library timm, and is none"
+    with pytest.raises(MeasureError, match=re.escape(said)):
+        source_of("timm:resnet18", None, None)
 
 
 def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path) -> None:
@@ -230,7 +246,7 @@ def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path
     with pytest.raises(ScenarioError, match="64 is not possible here; wanted from 8 to 32"):
         simulate(load_scenario(scenario))
     document = json.loads(path.read_text("utf-8"))
-    document["batch"] = {"only": 4, "because": "so it is"}
+    document["captured"]["batch"] = {"only": 4, "because": "so it is"}
     path.write_text(render(document), encoding="utf-8")
     scenario["workload"]["seq_len"] = 20
     with pytest.raises(ScenarioError, match=r"at a batch of 4 alone \(so it is\)"):
@@ -240,8 +256,10 @@ def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": "ddpsim.model/1"}, "its schema is 'ddpsim.model/1'; make it anew"),
-        ({"schema": "ddpsim.model-profile/1"}, "use it as workload.profile"),
+        (
+            {"schema": "ddpsim.model/1"},
+            "its schema is 'ddpsim.model/1'; wanted ddpsim.model/3: make it anew",
+        ),
         ({"rows": [[10**9]]}, "rows: 1000000000 is no place among"),
         ({"ready_order": [0, 0]}, "a parameter is ready twice"),
         ({"polynomials": [[1e300]]}, "polynomials.0.0"),
@@ -260,11 +278,14 @@ def test_a_file_that_is_none_is_refused_in_one_line(
     change: dict[str, Any] | None, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.json"
-    text = json.dumps(model_table("vgg16"))
-    changed = text[: len(text) // 2] if change is None else json.dumps(json.loads(text) | change)
-    path.write_text(changed, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"'model\.json' is no") as raised:
-        read_captured("model.json", path)
+    document = zoo_document("vgg16")
+    captured = document["captured"]
+    if change and change.keys() <= captured.keys():
+        change = {"captured": captured | change}
+    text = json.dumps(document | (change or {}))
+    path.write_text(text if change else text[: len(text) // 2], encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^'model\.json': ") as raised:
+        read_known("model.json", path)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 

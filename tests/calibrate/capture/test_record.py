@@ -305,7 +305,7 @@ def test_gradients_are_ready_in_the_real_order(
     columns = document["parameters"]
     shapes = map(tuple, columns["shape"])
     assert list(zip(columns["name"], shapes, strict=True)) == real.parameters
-    assert document["ready_order"] == step.ready == real.ready
+    assert document["captured"]["ready_order"] == step.ready == real.ready
     assert len(step.backward) == len(real.ready) + 1
 
 
@@ -334,7 +334,7 @@ def test_fully_shard_launches_what_is_listed(name: str, document: Document, tmp_
     """On 64 ranks, of the blocks that the file names and the rest."""
     if name in NOT_SHARDED:
         pytest.skip(NOT_SHARDED[name])
-    one, units = made(name), [*dict.fromkeys(document["blocks"])]
+    one, units = made(name), [*dict.fromkeys(document["captured"]["blocks"])]
     with fake_ranks():
         for block in units:
             fully_shard(one.model.get_submodule(block))

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from measured.measuring import profiled
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.document import ready_times
 from calibrate.measure.model.profile import write_profile
@@ -33,7 +35,9 @@ from calibrate.measure.ranks.process_group import process_group
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.profiles.model import read_profile
+from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.workload.model import Model, total_s
 
 
 def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
@@ -45,8 +49,9 @@ def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
         ("0.weight", 8192), ("0.bias", 128), ("2.weight", 1280), ("2.bias", 10),
     ]  # fmt: skip
     assert read.batch_per_rank == 16
-    assert read.later_forward_s == document["later_forward_s"] > 0
-    assert read.later_backward_s == document["later_backward_s"] > 0
+    measured = document["measured"]
+    assert read.later_forward_s == measured["later_forward_s"] > 0
+    assert read.later_backward_s == measured["later_backward_s"] > 0
     by_time = sorted(read.parameters, key=lambda p: p.ready_s or 0)
     assert [p.name for p in by_time] == ["2.bias", "2.weight", "0.bias", "0.weight"]
     scenario = {
@@ -56,7 +61,7 @@ def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
         "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
     }
     result = simulate(load_scenario(scenario))
-    assert result.iteration_time_s.mean > document["forward_s"] + document["backward_s"]
+    assert result.iteration_time_s.mean > measured["forward_s"] + measured["backward_s"]
 
 
 def test_a_model_made_again_is_alike_and_its_loss_its_own() -> None:
@@ -143,26 +148,22 @@ def test_where_two_micro_batches_do_not_fit_only_one_is_told(
         return forward(training)
 
     monkeypatch.setattr(Training, "forward", out_of_memory_beside_gradients)
-    document = profiled("two_layers")
-    assert document["backward_s"] > 0
-    assert not {"later_forward_s", "later_backward_s"} & set(document)
+    measured = profiled("two_layers")["measured"]
+    assert measured["backward_s"] > 0
+    assert not {"later_forward_s", "later_backward_s"} & set(measured)
 
 
 def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
     document = profiled("branched", batch=8, optimizer="sgd")
-    parameters = {p["name"]: p for p in document["parameters"]}
-    assert document["never_ready"] == ["idle.weight", "idle.bias"]
-    assert [name for name, p in parameters.items() if p["ready_s"] is None] == [
-        "idle.weight", "idle.bias",
-    ]  # fmt: skip
-    assert [name for name, p in parameters.items() if p["sparse"]] == ["embed.weight"]
-    assert "frozen.weight" not in parameters
-    assert document["buffers"] == [
-        {"dtype": "float32", "numel": 32}, {"dtype": "float32", "numel": 32},
-        {"dtype": "int64", "numel": 1},
-    ]  # fmt: skip
-    assert document["source"].startswith("measure_helpers:branched with batch 8 on cpu, 1 thread")
-    assert "each, taken off the ready times" in document["source"]
+    measured, names = document["measured"], document["parameters"]["name"]
+    idle = [n for n, ready_s in zip(names, measured["ready_s"], strict=True) if ready_s is None]
+    assert idle == measured["never_ready"] == ["idle.weight", "idle.bias"]
+    assert [names[place] for place in document["parameters"]["sparse"]] == ["embed.weight"]
+    assert "frozen.weight" not in names
+    assert document["buffers"]["dtype"] == ["float32", "float32", "int64"]
+    assert document["buffers"]["shape"] == [[32], [32], []]
+    assert measured["source"].startswith("measure_helpers:branched with batch 8 on cpu, 1 thread")
+    assert "each, taken off the ready times" in measured["source"]
 
 
 @pytest.mark.parametrize("name", ["compiled", "compiled_in_place"])
@@ -172,27 +173,25 @@ def test_a_compiled_models_ready_times_are_those_without(name: str) -> None:
     Loads on the machine may halve or double a share of the backward.
     """
     document = profiled(name)
-    ready = {p["name"].removeprefix("_orig_mod."): p["ready_s"] for p in document["parameters"]}
-    assert document["compiled"] is True
-    assert "which are those of the uncompiled model, in proportion" in document["source"]
-    assert ready["3.weight"] < 0.6 * document["backward_s"]
+    measured = document["measured"]
+    names = [name.removeprefix("_orig_mod.") for name in document["parameters"]["name"]]
+    ready = dict(zip(names, measured["ready_s"], strict=True))
+    assert measured["compiled"] is True
+    assert "which are those of the uncompiled model, in proportion" in measured["source"]
+    assert ready["3.weight"] < 0.6 * measured["backward_s"]
     assert ready["3.weight"] < ready["2.weight"] < ready["1.weight"] < ready["0.weight"]
-    assert "compiled" not in profiled("of_equal_layers")
+    assert "compiled" not in profiled("of_equal_layers")["measured"]
 
 
 def test_a_profile_holds_what_run_reads(tmp_path: Path) -> None:
     document = profiled("of_buffers")
-    assert [p["name"] for p in document["parameters"]] == ["linear.weight", "linear.bias"]
-    assert document["buffers"] == [
-        {"dtype": "complex64", "numel": 8},
-        {"dtype": "float8_e4m3fn", "numel": 3},
-        {"dtype": "uint16", "numel": 5},
-    ]
+    assert document["parameters"]["name"] == ["linear.weight", "linear.bias"]
+    assert document["buffers"]["dtype"] == ["complex64", "float8_e4m3fn", "uint16"]
     path = tmp_path / "profile.json"
     write_profile(document, path)
     written = path.read_text(encoding="utf-8")
-    document["buffers"][0]["dtype"] = "complex32"
-    with pytest.raises(ImportFailedError, match="unknown dtype 'complex32'; wanted one of"):
+    document["buffers"]["dtype"][0] = "complex32"
+    with pytest.raises(ImportFailedError, match="'complex32' is no dtype of a buffer; wanted one"):
         write_profile(document, path)
     assert path.read_text(encoding="utf-8") == written
 
@@ -208,26 +207,67 @@ def test_a_ready_time_is_a_part_of_its_own_backward() -> None:
 
 
 def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
-    parameters = [{"name": "w", "ready_s": 1.0}, {"name": "idle", "ready_s": None}]
     times = {"forward_s": 1.0, "backward_s": 2.0, "optimizer_s": 3.0}
-    document = {"source": "m:f", "parameters": parameters, **times}
-    scaled = scale_profile(document, "cpu-core", "cpu-core")
-    assert scaled["source"] == (
+    known = {"source": "m:f", "ready_s": [1.0, None], **times}
+
+    def scaled(old: str, new: str, **more: object) -> dict[str, Any]:
+        measured: dict[str, Any] = scale_profile({"measured": known | more}, old, new)["measured"]
+        return measured
+
+    same = scaled("cpu-core", "cpu-core")
+    assert same["source"] == (
         "ESTIMATE, not measured: m:f; scaled from cpu-core to cpu-core, forward and backward x 1 "
         "(by memory it would be 1), optimizer x 1"
     )
-    assert {key: scaled[key] for key in times} == times
-    faster = scale_profile(document, "a100-sxm-80gb", "h100-sxm-80gb")
+    assert {key: same[key] for key in times} == times
+    faster = scaled("a100-sxm-80gb", "h100-sxm-80gb", later_forward_s=1.0, later_backward_s=2.0)
     assert faster["backward_s"] < 2.0
-    assert [p["ready_s"] for p in faster["parameters"]] == [faster["forward_s"], None]
-    two = document | {"later_forward_s": 1.0, "later_backward_s": 2.0}
-    later = scale_profile(two, "a100-sxm-80gb", "h100-sxm-80gb")
-    assert later["later_forward_s"] == faster["forward_s"]
-    assert later["later_backward_s"] == faster["backward_s"]
+    assert faster["ready_s"] == [faster["forward_s"], None]
+    assert faster["later_forward_s"] == faster["forward_s"]
+    assert faster["later_backward_s"] == faster["backward_s"]
     with pytest.raises(MeasureError, match="unknown device 'h1000'"):
         scale_ends("h1000:a100")
     with pytest.raises(MeasureError, match=r"--scale 'h100': wanted FROM:TO"):
         scale_ends("h100")
     assert scale_ends("NVIDIA H100 80GB HBM3:t4") == ("h100-sxm-80gb", "t4")
     with pytest.raises(MeasureError, match=r"is from h100-sxm-80gb, but this is measured on Tesla"):
-        scale_profile(document | {"device": "Tesla T4"}, "h100-sxm-80gb", "t4")
+        scaled("h100-sxm-80gb", "t4", device="Tesla T4")
+
+
+def test_a_captured_model_is_measured_later(tmp_path: Path) -> None:
+    """One file holds both; its measurement is taken where it is of the step that is asked for."""
+    path, bare = tmp_path / "model.json", tmp_path / "bare.json"
+    app(["capture", "measure_helpers:two_layers", "-o", str(path)], standalone_mode=False)
+    document = profiled("two_layers")
+    write_profile(document, path)
+    write_profile(document, bare)
+    measured = document["measured"]
+    step_s = sum(measured[key] for key in ("forward_s", "backward_s", "optimizer_s"))
+
+    def model(file: Path, **workload: Any) -> Model:
+        scenario = {
+            "schema": "ddpsim/1",
+            "workload": {"model": str(file), "batch_per_rank": 16} | workload,
+            "ddp": {"backend": "gloo", "torch": "2.13"},
+            "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
+        }
+        return resolve(load_scenario(scenario)).model
+
+    ticks_s = 1e-8  # which keep the order of gradients whose medians fall on one instant
+    for known in (model(path), model(bare)):
+        known_s = total_s((*known.forward, *known.backward, known.optimizer))
+        assert known_s == pytest.approx(step_s, abs=ticks_s)
+        assert known.basis == "measured"
+        assert [p.ddp_hook_s for p in known.parameters] == measured["ddp_hook_s"]
+    assert model(path).forward_modules == ("0", "2")
+    for other, said in (
+        ({"batch_per_rank": 8}, "of batch 16"),
+        ({"compile": True}, "without torch.compile"),
+    ):
+        estimated = model(path, **other)
+        assert estimated.basis == "roofline"
+        assert f"its measured part is of a step {said}" in " ".join(estimated.warnings)
+    with pytest.raises(MeasureError, match="of other parameters, and would lose what was captured"):
+        write_profile(profiled("of_buffers"), path)
+    app(["capture", "measure_helpers:two_layers", "-o", str(bare)], standalone_mode=False)
+    assert bare.read_text() == path.read_text()

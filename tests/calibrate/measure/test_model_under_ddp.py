@@ -34,7 +34,6 @@ from calibrate.measure.model.training import Training
 from calibrate.measure.ranks.process_group import process_group
 from calibrate.records.rounds import Beside
 from ddpsim import load_scenario, simulate
-from ddpsim.errors import ImportFailedError
 from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.quantity import SourceFile
 
@@ -59,11 +58,13 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
         assert not dist.is_initialized()
         return document
 
-    told = measured(9, 9, 9, 1.11, 1.10, 1.09)  # the first three warm up
+    document = measured(9, 9, 9, 1.11, 1.10, 1.09)  # the first three warm up
+    told = document["measured"]
     iteration_s = median(seconds for (seconds,) in told["iterations_s"])
     assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
-    assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
-    assert scale_profile(told, "cpu-core", "h100-sxm-80gb")["with_ddp_s"] is None
+    assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)["measured"]
+    scaled = scale_profile(document, "cpu-core", "h100-sxm-80gb")
+    assert scaled["measured"]["with_ddp_s"] is None
 
 
 def test_ranks_profile_together_and_the_first_writes(tmp_path: Path) -> None:
@@ -72,18 +73,19 @@ def test_ranks_profile_together_and_the_first_writes(tmp_path: Path) -> None:
         output=tmp_path / "model.json", model="measure_helpers:two_layers", iterations=3
     )
     document = profile_locally(2, options)
+    measured = document["measured"]
     read = read_profile(SourceFile("model.json", options.output))
-    assert read.batch_per_rank == document["batch_per_rank"] == 16
+    assert read.batch_per_rank == measured["batch_per_rank"] == 16
     assert all(p.ready_s for p in read.parameters)
     if read.interference_exponent is None:
-        assert "suffers beside all-reduces is not in this profile" in document["warnings"][-1]
+        assert "suffers beside all-reduces is not in this profile" in measured["warnings"][-1]
     else:
         assert read.interference_exponent == (
-            document["interference_exponent"],
-            document["interference_exponent_stderr"],
+            measured["interference_exponent"],
+            measured["interference_exponent_stderr"],
         )
-    scaled = scale_profile(document | {"interference_exponent": 2.0}, "cpu-core", "h100-sxm-80gb")
-    assert scaled["interference_exponent"] is None
+    scaled = scale_profile(document, "cpu-core", "h100-sxm-80gb")
+    assert scaled["measured"]["interference_exponent"] is None
 
 
 @pytest.mark.usefixtures("alone")
@@ -113,12 +115,11 @@ def test_a_profile_of_ranks_tells_how_the_model_fares_beside_all_reduces(
     monkeypatch.setattr("calibrate.measure.model.profile.BesideAllReduces", MadeUp)
     path = tmp_path / "model.json"
     options = ProfileOptions(output=path, model="measure_helpers:two_layers", iterations=30)
-    document = profile_in_job(options)
-    assert document["interference_exponent"] == pytest.approx(2, rel=1e-3)
-    assert document["interference_exponent_stderr"] > 0
-    assert (
-        json.loads(path.read_text())["interference_exponent"] == document["interference_exponent"]
-    )
+    measured = profile_in_job(options)["measured"]
+    assert measured["interference_exponent"] == pytest.approx(2, rel=1e-3)
+    assert measured["interference_exponent_stderr"] > 0
+    written = json.loads(path.read_text())["measured"]
+    assert written["interference_exponent"] == measured["interference_exponent"]
     assert steps == [True] * 9 + [False] * 30
 
 
@@ -148,11 +149,11 @@ def test_a_profile_is_kept_whatever_becomes_of_it_beside_all_reduces(
     def beside(made: Callable[..., object]) -> Any:
         monkeypatch.setattr("calibrate.measure.model.profile.BesideAllReduces", made)
         path.unlink(missing_ok=True)
-        return profile_in_job(options)
+        return profile_in_job(options)["measured"]
 
     (warning,) = beside(lacking)["warnings"]
     assert warning.endswith("stand for it: rank 0 has no memory for it; give a smaller --batch")
-    assert "warnings" not in beside(Outlasted)  # one rank has nobody to reduce with
+    assert beside(Outlasted)["warnings"] == []  # one rank has nobody to reduce with
     with pytest.raises(MeasureError, match=rf"lost contact .* All but how .* is in {path}, if it"):
         beside(Dying)
     assert read_profile(SourceFile("model.json", path)).interference_exponent is None
@@ -161,8 +162,8 @@ def test_a_profile_is_kept_whatever_becomes_of_it_beside_all_reduces(
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_every_optimizer_steps_under_ddp_too(optimizer: Any) -> None:
     document = profile("measure_helpers:two_layers", iterations=3, optimizer=optimizer)
-    assert document["optimizer_s"] > 0
-    assert all(parameter["ddp_hook_s"] is not None for parameter in document["parameters"])
+    assert document["measured"]["optimizer_s"] > 0
+    assert None not in document["measured"]["ddp_hook_s"]
 
 
 @pytest.mark.parametrize(
@@ -179,29 +180,28 @@ def test_every_optimizer_steps_under_ddp_too(optimizer: Any) -> None:
 )
 def test_a_profile_without_ddps_own_work_says_why(name: str, said: str, tmp_path: Path) -> None:
     document = profiled(name, batch=8)
-    assert "with_ddp_s" not in document
-    assert {p["ddp_hook_s"] for p in document["parameters"]} == {None}
+    measured = document["measured"]
+    assert "with_ddp_s" not in measured
+    assert set(measured["ddp_hook_s"]) == {None}
     missing = "DDP's own work is not in this profile (with_ddp_s, ddp_hook_s): "
-    assert document["warnings"][-1].startswith(missing + said)
+    assert measured["warnings"][-1].startswith(missing + said)
     write_profile(document, tmp_path / "profile.json")
     read = read_profile(SourceFile("profile.json", tmp_path / "profile.json"))
-    assert read.warnings == tuple(document["warnings"])
-    with pytest.raises(ImportFailedError, match="warnings must be a list of texts"):
-        write_profile(document | {"warnings": "text"}, tmp_path / "profile.json")
+    assert read.warnings == tuple(measured["warnings"])
 
 
 @pytest.mark.parametrize("name", ["uncopyable", "lazy", "stepping_in_backward", "of_pairs"])
 def test_what_ddp_takes_is_measured_under_it(name: str) -> None:
-    document = profiled(name)
-    assert "warnings" not in document
-    assert all(p["ddp_hook_s"] is not None for p in document["parameters"])
-    assert document["never_ready"] == []
+    measured = profiled(name)["measured"]
+    assert measured["warnings"] == measured["never_ready"] == []
+    assert None not in measured["ddp_hook_s"]
 
 
 def test_the_collectives_of_synchronised_layers_are_said_to_be_left_out(tmp_path: Path) -> None:
     said = "2 layers of SyncBatchNorm: the collectives of each, one in forward and one in backward"
     document, path = profiled("synchronised"), tmp_path / "profile.json"
-    assert document["warnings"][0].startswith(said)
+    told = document["measured"]["warnings"]
+    assert told[0].startswith(said)
     write_profile(document, path)
     scenario = {
         "schema": "ddpsim/1",
@@ -210,7 +210,7 @@ def test_the_collectives_of_synchronised_layers_are_said_to_be_left_out(tmp_path
         "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
     }
     warnings = simulate(load_scenario(scenario)).warnings
-    assert {f"{path}: {warning}" for warning in document["warnings"]} <= set(warnings)
+    assert {f"{path}: {warning}" for warning in told} <= set(warnings)
 
 
 def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
     assert list(hook_s) == ["0.weight", "1.weight"]
     assert hook_s["0.weight"] > hook_s["1.weight"] >= 0
     scaled = scale_profile(document, "cpu-core", "h100-sxm-80gb")
-    assert {p["ddp_hook_s"] for p in scaled["parameters"]} == {None}
+    assert scaled["measured"]["ddp_hook_s"] is None
     assert not dist.is_initialized()
 
 
@@ -243,7 +243,7 @@ def test_ddp_sums_up_what_it_logs_between_iterations_and_in_none() -> None:
 def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, where looking takes as long as the hooks."""
     monkeypatch.setattr("calibrate.measure.model.ddp_alone._look_s", lambda: 1e3)
-    assert {p["ddp_hook_s"] for p in profiled("two_layers")["parameters"]} == {0.0}
+    assert set(profiled("two_layers")["measured"]["ddp_hook_s"]) == {0.0}
 
 
 @pytest.mark.parametrize(

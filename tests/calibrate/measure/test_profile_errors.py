@@ -55,7 +55,7 @@ def test_a_profile_is_never_another_ones(
     """A function that ends the program measured nothing: no file that lies there is its profile."""
     (tmp_path / "own.py").write_text(code)
     old = tmp_path / "old.json"
-    other = json.dumps({"schema": "ddpsim.model-profile/1", "source": "another model"})
+    other = json.dumps({"schema": "ddpsim.model/3", "name": "another model"})
     old.write_text(other)
     command = [sys.executable, "-m", "calibrate", "profile", "own:make", *options]
     done = subprocess.run(

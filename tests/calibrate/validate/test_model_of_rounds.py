@@ -25,16 +25,15 @@ def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:
     second = second.model_copy(
         update={"alone": second.alone.model_copy(update=slower), "parameters": ready}
     )
-    alone, both = model_profile(first), model_profile(first, second)
+    alone, both = (model_profile(*runs)["measured"] for runs in ((first,), (first, second)))
     for name in ("forward_s", "backward_s", "optimizer_s"):
         assert both[name] == pytest.approx(1.1 * alone[name])
-    for one, other in zip(alone["parameters"], both["parameters"], strict=True):
-        assert other["ready_s"] == pytest.approx(1.1 * one["ready_s"])
+    assert both["ready_s"] == pytest.approx([1.1 * ready_s for ready_s in alone["ready_s"]])
     middle, wide = (np.array(profile["iterations_s"]) for profile in (alone, both))
     assert wide == pytest.approx(1.1 * np.concatenate([middle, middle]))
     never = ready[0].model_copy(update={"ready_s": (0.1, None)})
     unused = second.model_copy(update={"parameters": (never, ready[1])})
-    assert model_profile(first, unused)["parameters"][0]["ready_s"] is None
+    assert model_profile(first, unused)["measured"]["ready_s"][0] is None
 
 
 def test_a_models_hooks_are_the_mean_of_ranks_and_runs() -> None:
@@ -46,7 +45,7 @@ def test_a_models_hooks_are_the_mean_of_ranks_and_runs() -> None:
         known = first.model_copy(update={"ddp_hook_s": hook_s})
         return rounds.model_copy(update={"parameters": (known, last)})
 
-    hooks = [p["ddp_hook_s"] for p in model_profile(run(2e-5, 4e-5), run(6e-5, 8e-5))["parameters"]]
+    hooks = model_profile(run(2e-5, 4e-5), run(6e-5, 8e-5))["measured"]["ddp_hook_s"]
     assert hooks == [pytest.approx(5e-5), None]
 
 
@@ -61,7 +60,7 @@ def test_hooks_make_the_bare_backward_as_long_as_under_ddp(longer_s: float) -> N
     ]
     alone = rounds.alone.model_copy(update={"ddp_backward_s": under_ddp})
     made = rounds.model_copy(update={"parameters": tuple(timed), "alone": alone})
-    hooks = [p["ddp_hook_s"] for p in model_profile(made)["parameters"]]
+    hooks = model_profile(made)["measured"]["ddp_hook_s"]
     assert hooks == pytest.approx([max(0, longer_s) / 3, max(0, longer_s) * 2 / 3])
 
 
@@ -80,11 +79,11 @@ def test_a_model_suffers_by_the_power_of_what_layers_do(
     assert both.value == found.value
     assert both.stderr == pytest.approx(found.stderr / 2**0.5)
     rounds = made_up([ONE])
-    assert "interference_exponent" not in model_profile(rounds)
+    assert "interference_exponent" not in model_profile(rounds)["measured"]
     measured = rounds.alone.model_copy(update={"beside": of_one})
     profile = model_profile(rounds.model_copy(update={"alone": measured}))
-    assert profile["interference_exponent"] == found.value
-    assert profile["interference_exponent_stderr"] == found.stderr
+    assert profile["measured"]["interference_exponent"] == found.value
+    assert profile["measured"]["interference_exponent_stderr"] == found.stderr
 
 
 def test_layers_that_lose_next_to_nothing_tell_no_power() -> None:
@@ -112,8 +111,8 @@ def test_a_model_is_as_uncertain_as_its_median_iteration() -> None:
     alone = rounds.alone.model_copy(update={"whole_s": rows})
     rounds = rounds.model_copy(update={"alone": alone})
     error = 1.2533 * 1.4826 * 0.01 / 3**0.5 / whole
-    assert model_profile(rounds)["sigma"] == pytest.approx(error)
-    assert model_profile(rounds, rounds)["sigma"] == pytest.approx(error / 2**0.5)
+    assert model_profile(rounds)["measured"]["sigma"] == pytest.approx(error)
+    assert model_profile(rounds, rounds)["measured"]["sigma"] == pytest.approx(error / 2**0.5)
 
 
 def test_ranks_that_differ_by_chance_are_alike() -> None:
@@ -123,5 +122,5 @@ def test_ranks_that_differ_by_chance_are_alike() -> None:
 
 def test_the_model_is_that_of_the_rounds() -> None:
     profile = model_profile(made_up([ONE]))
-    assert profile["forward_s"] == FORWARD
-    assert [p["ready_s"] for p in profile["parameters"]] == [BACKWARD, BACKWARD / 2]
+    assert profile["measured"]["forward_s"] == FORWARD
+    assert profile["measured"]["ready_s"] == [BACKWARD, BACKWARD / 2]

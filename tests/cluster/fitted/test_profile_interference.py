@@ -116,8 +116,10 @@ def test_iterations_that_a_model_profile_holds_are_drawn(tmp_path: Path) -> None
 def predicted_from_profiles(tmp_path: Path, **model: Any) -> ddpsim.Result:
     """A measured transformer, with more keys of its profile, where a byte costs the processor."""
     root = Path(__file__).resolve().parents[3]
-    known = (root / "scenarios" / "testbed" / "transformer-500mbit.json").read_text("utf-8")
-    (tmp_path / "model.json").write_text(json.dumps(json.loads(known) | model), "utf-8")
+    path = root / "scenarios" / "testbed" / "transformer-500mbit.json"
+    known = json.loads(path.read_text("utf-8"))
+    known["measured"] |= model
+    (tmp_path / "model.json").write_text(json.dumps(known), "utf-8")
     cluster = profile(**both(1, 1, per_byte=2e-9))
     (tmp_path / "cluster.json").write_text(json.dumps(cluster), "utf-8")
     scenario = {

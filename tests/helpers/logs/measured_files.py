@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddpsim.scenario.quantity import SourceFile
@@ -47,16 +48,37 @@ def json_of(
 
 
 PROFILE: dict[str, Any] = {
-    "schema": "ddpsim.model-profile/1",
-    "batch_per_rank": 8,
-    "ready_origin": "backward_start",
-    "forward_s": 0.001,
-    "backward_s": 0.002,
-    "optimizer_s": 0.0001,
-    "parameters": [
-        {"name": "a.weight", "numel": 100, "dtype": "float32", "ready_s": 0.002},
-        {"name": "a.bias", "numel": 10, "dtype": "torch.bfloat16", "ready_s": 0.0015},
-        {"name": "unused", "numel": 1, "dtype": "float32", "ready_s": None, "sparse": True},
-    ],
-    "buffers": [{"numel": 4, "dtype": "bool"}],
+    "schema": "ddpsim.model/3",
+    "parameters": {
+        "name": ["a.weight", "a.bias", "unused"],
+        "shape": [[10, 10], 10, []],
+        "dtype": ["float32", "bfloat16", "float32"],
+        "sparse": [2],
+    },
+    "buffers": {"name": ["mask"], "shape": [[4]], "dtype": "bool"},
+    "measured": {
+        "batch_per_rank": 8,
+        "ready_origin": "backward_start",
+        "forward_s": 0.001,
+        "backward_s": 0.002,
+        "optimizer_s": 0.0001,
+        "ready_s": [0.002, 0.0015, None],
+    },
 }
+
+
+def model_file(
+    parameters: Sequence[tuple[str, int, float | None]], **measured: Any
+) -> dict[str, Any]:
+    """A model's file by the name, the elements and the ready time of each float32 parameter."""
+    names, numels, ready_s = (list(column) for column in zip(*parameters, strict=True))
+    return {
+        "schema": "ddpsim.model/3",
+        "parameters": {"name": names, "shape": numels},
+        "measured": {"ready_origin": "backward_start", "ready_s": ready_s} | measured,
+    }
+
+
+def measured(**told: Any) -> str:
+    """The text of a model's file in which some of what was measured is other."""
+    return json.dumps(PROFILE | {"measured": PROFILE["measured"] | told})
