@@ -134,6 +134,7 @@ class Document:
             if not isinstance(target, dict):
                 _refuse(where, f"{'.'.join(map(str, path))} is not a mapping; set it whole")
         path = (*path, _as_written(target, steps[-1]))
+        self._forget(path)
         target[path[-1]] = self._plain(value, path, where)
         self.key_places[path] = self.value_places[path] = where
 
@@ -171,6 +172,12 @@ class Document:
             if isinstance(node, plain):
                 return plain(node)
         return str(node)  # dates, and whatever else YAML knows
+
+    def _forget(self, path: KeyPath) -> None:
+        """The places of what stands at and below a path, as other values come there."""
+        for places in (self.key_places, self.value_places):
+            for gone in [each for each in places if each[: len(path)] == path]:
+                del places[gone]
 
     def _remember(self, path: KeyPath, places: list[int] | None, where: str | None) -> None:
         """Places are the key's line and column, then the value's; a list's item has one pair.

@@ -30,10 +30,15 @@ _OTHER_NAMES = {
     **dict.fromkeys(("gradient_checkpointing", "recompute"), "workload.checkpointing"),
     **dict.fromkeys(("gpu", "accelerator"), "cluster.device"),
     **dict.fromkeys(
-        ("world_size", "num_gpus", "ngpus", "ranks"), "cluster.nodes and cluster.gpus_per_node"
+        ("world_size", "num_gpus", "ngpus", "ranks", "num_processes"),  # of all nodes
+        "cluster.nodes and cluster.gpus_per_node",
     ),
-    **dict.fromkeys(("nproc_per_node", "num_processes"), "cluster.gpus_per_node"),
-    "nnodes": "cluster.nodes",
+    **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "cluster.nodes"),
+    **dict.fromkeys(("network", "interconnect"), "cluster.inter_node"),
+    **dict.fromkeys(("max_length", "max_seq_length", "block_size"), "workload.seq_len"),
+    "nproc_per_node": "cluster.gpus_per_node",
+    "mixed_precision": "workload.precision, or as ddp.fully_shard.mixed_precision",
+    "epochs": "a target: ddpsim plan FILE --target '90 epochs of 1.28M samples'",
 }
 
 

@@ -33,6 +33,17 @@ _KINDS = {
 }
 
 
+# what other programs call values of ours, squashed
+_OTHER_NAMES = {
+    **dict.fromkeys(("16", "16mixed", "fp16", "float16", "half", "amp"), "amp-fp16"),
+    **dict.fromkeys(("bf16mixed", "mixedbf16"), "amp-bf16"),  # Lightning's; its bf16-true is bf16
+    **dict.fromkeys(("bf16true", "bfloat16"), "bf16"),
+    **dict.fromkeys(("32", "32true", "float32"), "fp32"),
+    **dict.fromkeys(("ib", "infiniband", "roce"), "rdma"),
+    **dict.fromkeys(("ethernet", "socket"), "tcp"),
+}
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`" Did you mean 'latency'?"`, or an empty string when nothing known is near."""
     near = nearest(wrong, known)
@@ -81,7 +92,9 @@ def in_own_words(details: ErrorDetails) -> str:
     got = shown(value)
     if kind == "literal_error":
         wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        hint = did_you_mean(str(value), wanted) if len(wanted) > 1 else ""
+        meant = _OTHER_NAMES.get(_squash(str(value)), "")
+        meant = meant if meant in wanted else str(value)
+        hint = did_you_mean(meant, wanted) if len(wanted) > 1 else ""
         return f"{got} is unknown.{hint} Wanted: {', '.join(wanted)}"
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]

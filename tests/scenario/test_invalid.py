@@ -51,6 +51,9 @@ COMMANDS = {
         "rate-as-time": "cluster.inter_node.bandwidth=25 us",
         "key-of-another-section": "workload.bucket_cap_mb=25",
         "name-of-another-program": "workload.gradient_accumulation_steps=2",
+        "processes-of-all-nodes": "cluster.num_processes=16",
+        "value-of-another-program": "workload.precision=bf16-mixed",
+        "value-in-a-new-section": "workload.optimizer=lion",
         "trace-as-yaml": "workload.trace=good.yaml",
     }.items()
 }

@@ -78,6 +78,9 @@ _OTHER_NAMES = {  # of strategies, by what others call them
     "fsdp": "fully_shard, which is FSDP2",
     "fsdp2": "fully_shard",
     "megatron": "distributed_optimizer",
+    "deepspeedstage1": "deepspeed with deepspeed: {stage: 1}",
+    "deepspeedstage2": _ZERO_2,
+    "deepspeedstage3": "fully_shard",
 }
 
 
