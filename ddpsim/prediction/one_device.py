@@ -27,6 +27,7 @@ from ddpsim.workload.model import Model, Work
 
 if TYPE_CHECKING:
     from ddpsim.prediction.job import Job
+    from ddpsim.strategies.instructions import Communicate
 
 __all__ = ["as_measured", "bare_timeline", "baselines", "on_one_rank", "times_as_priced"]
 
@@ -122,7 +123,7 @@ def baselines(job: Job) -> Baselines:
     host = 1.0 if job.program.blocking else 0.0
     least, device = (_timeline(job, optimizer, host=factor) for factor in (1.0, host))
     comm_ns = Counter[ProcessGroup]()  # groups may send at once
-    for each in job.sent:
+    for each in (*job.sent, *_sent_back(job)):
         transfer = cost_of(job.network.cost, each.group).transfer(each.operation, each.size_bytes)
         comm_ns[each.group] += duration_ns(transfer)
     steps = job.program.strategy.period * NS_PER_S
@@ -183,10 +184,18 @@ def _optimizer_works(program: Program) -> Iterator[tuple[int, int]]:
                 yield each.device_ns, each.host_ns
 
 
+def _sent_back(job: Job) -> list[Communicate]:
+    """The broadcasts of updated parameters in a period: ZeRO-1's, and those of servers."""
+    launched = (each for step in job.program.steady_period for each in step.sent)
+    of_optimizer = (each for each in launched if each.operation == "broadcast")
+    return [each for each in of_optimizer if "parameter" in each.cause]
+
+
 def _covering_ns(job: Job, bare: Timeline) -> float:
     """The time that may hide communication: backwards that reduce; all passes that gather."""
     step, sent = steps_of(bare.slowest)[-1], job.sent
-    if any(each.operation == "all_gather" and each.bucket < 0 for each in sent):
+    gathers = any(each.operation == "all_gather" and each.bucket < 0 for each in sent)
+    if gathers or _sent_back(job):
         parts = step.breakdown()
         return parts.forward + parts.backward_compute
     backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)

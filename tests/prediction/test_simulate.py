@@ -35,9 +35,14 @@ def test_naive_answers_shard_the_optimizer_too(strategy: str) -> None:
     assert result.scaling_efficiency < 1
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "naive", "fully_shard", "hsdp", "zero1"])
-def test_no_step_is_shorter_than_its_perfect_overlap(strategy: str) -> None:
-    """Of jobs whose host is behind: it catches up while the device waits for communication."""
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "naive", "parameter_server", "fully_shard", "hsdp", "zero1"]
+)
+def test_a_step_is_between_its_naive_answers(strategy: str) -> None:
+    """Of jobs whose host is behind: it catches up while the device waits for communication.
+
+    Where nothing overlaps, a step has its strategy's own copies and launches besides.
+    """
     keys = (f"ddp.strategy={strategy}", "cluster.inter_node.bandwidth=10 Gbit/s")
     for model in ("resnet18", "gpt2"):
         job = resolve(
@@ -46,7 +51,8 @@ def test_no_step_is_shorter_than_its_perfect_overlap(strategy: str) -> None:
             )
         )
         assert job.host_share > 1 or model == "gpt2"
-        assert job.step_s() >= job.baselines().perfect_overlap
+        naive = job.baselines()
+        assert naive.perfect_overlap <= job.step_s() <= 1.02 * naive.no_overlap
 
 
 def test_noise_spreads_the_iterations_and_lengthens_the_mean() -> None:
