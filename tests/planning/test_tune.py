@@ -14,9 +14,9 @@ from campaigns import unpacked
 
 import ddpsim
 from calibrate.validate.report import Sweep, Validation
+from ddpsim.engine import batch, least
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
-from ddpsim.planning import many
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.tuning import render_tuning
@@ -241,17 +241,17 @@ def test_what_is_not_simulated_is_not_among_the_best(
     monkeypatch.setattr("ddpsim.planning.tune._CAPS", ("default", "1", "10", "100"))
     monkeypatch.setattr("ddpsim.planning.tune._LISTS", ())
     asked = ("workload.grad_scaler=false", "run.iterations=2", noise)
-    told = [many.least_step_s, lambda *_, **__: 0.0]
+    told = [least.least_step_s, lambda *_, **__: 0.0]
     simulated, found = list[int](), []
-    run_many = many.run_many
+    run_many = batch.run_many
 
     def counted(requests: Sequence[Request], advance: Callable[[float], None]) -> list[SteadyStep]:
         simulated[-1] += len(requests)
         return run_many(requests, advance)
 
-    monkeypatch.setattr(many, "run_many", counted)
+    monkeypatch.setattr(batch, "run_many", counted)
     for least_step_s in told:
-        monkeypatch.setattr(many, "least_step_s", least_step_s)
+        monkeypatch.setattr(least, "least_step_s", least_step_s)
         simulated.append(0)
         found.append(tune(document("resnet50-2x8-25gbit", *asked), Limits(global_batch=32)))
     assert found[0] == found[1]
