@@ -21,7 +21,7 @@ from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
-from ddpsim.prediction.uncertainty import host_provenance, uncertainties
+from ddpsim.prediction.uncertainty import host_provenance, rank_variation, uncertainties
 from ddpsim.progress import stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
@@ -312,7 +312,7 @@ def _interval(
         job.step_s,
         known,
         calibrated=job.network.interference is not None,
-        taken_as_equal=job.ranks_taken_as_equal,
+        variation=rank_variation(job),
         may_hide_nothing=job.scenario.ddp.zero.may_hide_nothing,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=spread_s,

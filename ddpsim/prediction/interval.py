@@ -5,7 +5,8 @@ Each input's standard deviation is measured where it could be and a stated assum
 again with each one low and high, without jitter, and the differences add in quadrature.
 What is not modelled can only lengthen a step, and widens the interval upwards: interference of gloo
 with compute that was not calibrated, by what was seen on a testbed; ranks, hosts and loaders that
-are taken as equal, by what published jobs take longer than one GPU says.
+are taken as equal, by what published jobs take longer than one GPU says. Of these half are slower
+by `usual`, which is added as it is, and what the others take more adds in quadrature.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import exp, hypot, sqrt
+from typing import NamedTuple
 
 from ddpsim.provenance import Z_80, Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
@@ -30,10 +32,12 @@ __all__ = [
     "MANY_STEPS",
     "MEASURED_DEVICE",
     "MEASURED_HOST",
+    "RECURRENT",
     "ROOFLINE",
     "STATED_HOST",
     "UNEQUAL_RANKS",
     "UNKNOWN_DEVICE",
+    "RankVariation",
     "edges",
     "if_measured",
     "prediction_interval",
@@ -49,11 +53,13 @@ ROOFLINE = {
     "convolutional": Uncertainty(0.15, "the error of 189 measured steps, by other publishers'"),
     "attention": Uncertainty(0.12, "the error of 181 measured steps, by other publishers'"),
 }
+# medians of 12 kinds of layers and GPUs (docs/explanation/compute.md): root mean square
+RECURRENT = Uncertainty(0.44, "DeepBench's recurrent layers; none set the estimate")
 # of a device of which at least so many steps are measured, what holds four in five of models whose
 # families are left out (section 3)
 MANY_STEPS = 300
 MANY_MODELS = Uncertainty(0.10, "the error of 781 measured steps, by those of other families")
-UNKNOWN_DEVICE = Uncertainty(0.26, "the error of 287 measured steps, by one efficiency for all")
+UNKNOWN_DEVICE = Uncertainty(0.26, "the error of 286 measured steps, by one efficiency for all")
 COMPILED = Uncertainty(0.28, "the roofline's error over 3 published steps under torch.compile")
 COMPUTE = {
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
@@ -73,12 +79,24 @@ MEASURED_DEVICE = "the device file's error, where half of the zoo's models predi
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22
-# what nine in ten published jobs of 2 to 32 GPUs take longer at most than their one GPU's step
-# and communication say; half of them 6 % (docs/validation.md, section 1)
-UNEQUAL_RANKS = 0.12
-_UNCALIBRATED, _UNEQUAL = "uncalibrated interference", "rank variation"
-_OVERLAP = "DeepSpeed's overlap"
-_LENGTHENING = (_UNCALIBRATED, _UNEQUAL, _OVERLAP)  # add to the upper edge as they are
+
+
+class RankVariation(NamedTuple):
+    """How much longer jobs take than one GPU's step and communication say: parts of a step.
+
+    Half of them at most `usual`, nine in ten `most`.
+    """
+
+    usual: float
+    most: float
+    of: str
+
+
+# published jobs of 2 to 32 GPUs by what they read (docs/validation.md, section 1)
+UNEQUAL_RANKS = {
+    "images": RankVariation(0.06, 0.12, "published jobs that read images"),
+    "other": RankVariation(0.008, 0.05, "published jobs that decode nothing"),
+}
 _INPUTS = {
     "compute": "compute time",
     "host": "host time",
@@ -98,7 +116,7 @@ def prediction_interval(
     uncertainties: Mapping[str, Uncertainty],
     *,
     calibrated: bool,
-    taken_as_equal: bool,
+    variation: RankVariation | None,
     may_hide_nothing: bool,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
@@ -107,7 +125,7 @@ def prediction_interval(
 
     `step_s` simulates the step, with `compute`, `host`, `network`, `data`, `interference`,
     `interference_exponent` or `overheads` stretched by a factor; `uncertainties` are those terms'.
-    `calibrated`: interference was; `taken_as_equal`: ranks are, as nobody says how they differ;
+    `calibrated`: interference was; `variation` of ranks, if nobody says how they differ;
     `hidden_comm_s` is communication under compute, and `may_hide_nothing`: jobs were seen that hide
     none of it; `spread_s` is p10 and p90 over iterations.
     """
@@ -127,15 +145,14 @@ def prediction_interval(
             f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
             "(our testbed's rounds)"
         )
-        sources.append(IntervalSource(_UNCALIBRATED, 0.0, slowed_s, basis))
+        sources.append(_lengthening("uncalibrated interference", slowed_s, slowed_s, basis))
     if may_hide_nothing and hidden_comm_s > 0:
         basis = "profiles of jobs before DeepSpeed 0.19 show none (NVlabs/alpamayo-recipes#24)"
-        sources.append(IntervalSource(_OVERLAP, 0.0, hidden_comm_s, basis))
-    if taken_as_equal:
-        basis = (
-            f"GPUs, hosts and loaders differ: up to {UNEQUAL_RANKS:.0%} in 9 of 10 published jobs"
-        )
-        sources.append(IntervalSource(_UNEQUAL, 0.0, UNEQUAL_RANKS * mean_s, basis))
+        sources.append(_lengthening("DeepSpeed's overlap", hidden_comm_s, hidden_comm_s, basis))
+    if variation:
+        usual, most, of = variation
+        basis = f"GPUs, hosts and loaders differ: up to {most:.0%} in 9 of 10 {of}"
+        sources.append(_lengthening("rank variation", usual * mean_s, most * mean_s, basis))
     below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 
@@ -197,12 +214,14 @@ def if_measured(mean_s: float, interval: PredictionInterval, sigma: float) -> tu
 
 
 def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:
-    """Seconds below and above: in quadrature, but what always lengthens adds as it is."""
-    one_sided = [source for source in sources if source.input in _LENGTHENING]
-    others = [source for source in sources if source.input not in _LENGTHENING]
-    below_s = hypot(*(source.low_s for source in others))
-    above_s = hypot(*(source.high_s for source in others))
-    return below_s, above_s + sum(source.high_s for source in one_sided)
+    """Seconds below and above: in quadrature, but what usually lengthens adds as it is."""
+    below_s = hypot(*(source.low_s for source in sources))
+    above_s = hypot(*(source.high_s - source.usual_s for source in sources))
+    return below_s, above_s + sum(source.usual_s for source in sources)
+
+
+def _lengthening(name: str, usual_s: float, most_s: float, basis: str) -> IntervalSource:
+    return IntervalSource(name, 0.0, most_s, basis, usual_s)
 
 
 def edges(uncertainty: Uncertainty) -> tuple[float, float]:

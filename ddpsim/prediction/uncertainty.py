@@ -16,9 +16,12 @@ from ddpsim.prediction.interval import (
     MANY_STEPS,
     MEASURED_DEVICE,
     MEASURED_HOST,
+    RECURRENT,
     ROOFLINE,
     STATED_HOST,
+    UNEQUAL_RANKS,
     UNKNOWN_DEVICE,
+    RankVariation,
     edges,
 )
 from ddpsim.prediction.job import Job
@@ -26,12 +29,12 @@ from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario import catalog
 from ddpsim.units import format_duration
 from ddpsim.workload.arithmetic import arithmetic_of
-from ddpsim.workload.zoo.table import is_convolutional
+from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["host_provenance", "uncertainties"]
+__all__ = ["host_provenance", "rank_variation", "uncertainties"]
 
 
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
@@ -48,6 +51,18 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
 
 
+def rank_variation(job: Job) -> RankVariation | None:
+    """How far ranks may differ that are taken as equal: less where no images are decoded.
+
+    A model that the zoo does not know may read images.
+    """
+    if not job.ranks_taken_as_equal:
+        return None
+    model = job.scenario.workload.model
+    size = catalog.model_table(model)["size"] if model else None
+    return UNEQUAL_RANKS["other" if size and size["key"] == "seq_len" else "images"]
+
+
 def _of_compute(job: Job) -> Uncertainty:
     model = job.model
     if job.waits_for_other_device:
@@ -62,21 +77,24 @@ def _of_compute(job: Job) -> Uncertainty:
 def _of_roofline(job: Job) -> Uncertainty:
     """By what is known of the device's arithmetic, and by the kind of model."""
     workload, device = job.scenario.workload, job.scenario.cluster.device
+    table = catalog.model_table(workload.model) if workload.model else None
+    if table and is_recurrent(table):
+        return RECURRENT
     if workload.float8:
         return FLOAT8
-    arithmetic = arithmetic_of(workload.precision, device)
-    convolves = workload.model is not None and is_convolutional(catalog.model_table(workload.model))
-    rate = arithmetic.convolution_rate(device) if convolves else arithmetic.rate
-    measured = device.measured if device.efficiency_trust(rate) == "measured" else None
-    if measured and not job.model.is_compiled:
-        return Uncertainty(measured.sigma, MEASURED_DEVICE)
-    if not measured and rate not in device.published_steps:
+    arithmetic, convolves = arithmetic_of(workload.precision, device), False
+    rate = arithmetic.rate
+    if table and is_convolutional(table):
+        rate, convolves = arithmetic.convolution_rate(device), True
+    if device.measured and device.efficiency_trust(rate) == "measured":
+        known = Uncertainty(device.measured.sigma, MEASURED_DEVICE)
+    elif rate not in device.published_steps:
         return UNKNOWN_DEVICE
-    if job.model.is_compiled:
-        return COMPILED
-    if device.published_steps.get(rate, 0) >= MANY_STEPS:
-        return MANY_MODELS
-    return ROOFLINE["convolutional" if convolves else "attention"]
+    elif device.published_steps[rate] >= MANY_STEPS:
+        known = MANY_MODELS
+    else:
+        known = ROOFLINE["convolutional" if convolves else "attention"]
+    return COMPILED if job.model.is_compiled else known
 
 
 def _of_host(job: Job) -> Uncertainty | None:

@@ -58,12 +58,16 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class IntervalSource:
-    """One uncertain input: seconds it adds to the interval on each side, and what they rest on."""
+    """One uncertain input: seconds it adds to the interval on each side, and what they rest on.
+
+    `usual_s`: of `high_s` what is added as it is, and not in quadrature, since it only lengthens.
+    """
 
     input: str
     low_s: float
     high_s: float
     basis: str
+    usual_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

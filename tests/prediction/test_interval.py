@@ -9,7 +9,7 @@ import pytest
 from shipped_scenarios import predict
 
 import ddpsim
-from ddpsim.prediction.interval import prediction_interval, together
+from ddpsim.prediction.interval import RankVariation, prediction_interval, together
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource
 
@@ -52,7 +52,7 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
         step_s,
         known,
         calibrated=False,
-        taken_as_equal=True,
+        variation=RankVariation(0.04, 0.12, "jobs"),
         may_hide_nothing=True,
         hidden_comm_s=1.5,
         spread_s=(8.5, 9.2),
@@ -69,7 +69,8 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
         "DeepSpeed's overlap": pytest.approx((0, 1.5)),
         "rank variation": pytest.approx((0, 0.12 * 8.8)),
     }
-    above_s = math.hypot(*slower.values(), 0.4) + (1 + 0.22) * 1.5 + 0.12 * 8.8
+    rarely_s = 0.08 * 8.8
+    above_s = math.hypot(*slower.values(), 0.4, rarely_s) + (1 + 0.22) * 1.5 + 0.04 * 8.8
     assert found.low == pytest.approx(8.8 - math.hypot(*faster.values(), 0.3))
     assert found.high == pytest.approx(8.8 + above_s)
     assert found.sources[1].basis == "input -47% / +90%: b"
@@ -81,7 +82,7 @@ def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it
         lambda data=1.0: data,
         {"data": Uncertainty(1.0, "c")},
         calibrated=True,
-        taken_as_equal=False,
+        variation=None,
         may_hide_nothing=False,
         hidden_comm_s=1.5,
         spread_s=(1.0, 1.0),

@@ -241,7 +241,7 @@ def _predicted(row: Row, told: Constants) -> Held:
         on_device.step_s,
         on_device.uncertainties,
         calibrated=True,
-        taken_as_equal=row.taken_as_equal,
+        variation=row.variation,
         may_hide_nothing=False,
         hidden_comm_s=0.0,
         spread_s=(usual_s, usual_s),

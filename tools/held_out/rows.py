@@ -23,10 +23,10 @@ from published_steps import (
 from calibrate.fit.device.steps import MeasuredStep, measured_steps
 from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.collective_times import load_cluster
-from ddpsim.prediction.interval import HOST, ROOFLINE
+from ddpsim.prediction.interval import HOST, ROOFLINE, RankVariation
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
-from ddpsim.prediction.uncertainty import uncertainties
+from ddpsim.prediction.uncertainty import rank_variation, uncertainties
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.device import Device
@@ -212,9 +212,9 @@ class Row(ABC):
         return 0.0
 
     @property
-    def taken_as_equal(self) -> bool:
-        """Whether it is of several GPUs."""
-        return False
+    def variation(self) -> RankVariation | None:
+        """How its ranks may differ; None of one GPU."""
+        return None
 
     @property
     def places(self) -> tuple[Place, Place]:
@@ -289,8 +289,8 @@ class LoopRow(Row):
         return self.loop.other_s
 
     @property
-    def taken_as_equal(self) -> bool:  # noqa: D102
-        return self.loop.gpus > 1
+    def variation(self) -> RankVariation | None:  # noqa: D102
+        return rank_variation(resolve(_scenario(self.loop)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, other_left
-from ddpsim.workload.zoo.table import is_convolutional
+from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
 
 __all__ = ["roofline_provenance"]
 
@@ -22,6 +22,10 @@ def _layers_provenance(
         left = other_left(table, workload)
         what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
         yield Provenance("compute layers", what, "assumed")
+    elif is_recurrent(table):
+        yield Provenance(
+            "compute layers", "recurrent ones as products; none was measured", "assumed"
+        )
     elif is_convolutional(table) and arithmetic.is_half and workload.memory_format is None:
         what = "contiguous tensors, torch's default, which convolutions transpose both ways"
         yield Provenance("compute layers", what, "assumed")
@@ -43,6 +47,7 @@ def roofline_provenance(
     peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
     others = " for convolutions, torch's default" if len(rates) > 1 else ""
     mostly = of_convolutions if is_convolutional(table) else arithmetic.rate
+    recurs = is_recurrent(table)
     by_them = f"{device.efficiency(of_convolutions, convolution=True):.0%}"
     if convolutions and by_them != reached:
         reached = f"{reached} (convolutions {by_them})"
@@ -57,8 +62,8 @@ def roofline_provenance(
         Provenance(
             "compute efficiency",
             f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
-            f"by {table['name']}{_told_by(device, mostly)}",
-            device.efficiency_trust(mostly),
+            f"by {table['name']}{'' if recurs else _told_by(device, mostly)}",
+            "assumed" if recurs else device.efficiency_trust(mostly),
         ),
         *_layers_provenance(table, workload, arithmetic),
     )

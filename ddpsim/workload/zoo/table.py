@@ -13,6 +13,7 @@ __all__ = [
     "check_options",
     "input_size_of",
     "is_convolutional",
+    "is_recurrent",
     "product_of",
     "read_buffers",
     "read_parameters",
@@ -28,6 +29,11 @@ def is_convolutional(table: dict[str, Any]) -> bool:
     owners = [name.rpartition(".")[0] for name in names]
     convolve = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
     return sum(module in convolve for module in table["forward_modules"]) > 1
+
+
+def is_recurrent(table: dict[str, Any]) -> bool:
+    """Whether it has layers whose steps follow one another."""
+    return any(kind == "recurrence" for kind, *_ in table["operators"])
 
 
 def check_options(table: dict[str, Any], workload: Workload) -> None:
