@@ -54,7 +54,7 @@ __all__ = [
     "simulate_and_observe",
 ]
 
-_NO_NETWORK = 1e-6  # times as long as it takes
+_NO_NETWORK = _NO_HOST = 1e-6  # times as long as it takes
 
 
 def load_scenario(source: Source, overrides: Iterable[str] = ()) -> Scenario:
@@ -272,6 +272,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
         batches_s=job.batches_s,
         network_saves_s=lambda: job.step_s() - job.step_s(network=_NO_NETWORK),
+        host_saves_s=lambda: job.step_s() - job.step_s(host=_NO_HOST),
     )
 
 

@@ -56,7 +56,8 @@ class Context:
     `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
     what an all-reduce of gradients sends. `ranks_of`: the ranks of a rank's group, in words.
     `names`: of the first and the last parameter of each bucket.
-    `network_saves_s`: by how much a step is shorter where the network takes no time.
+    `network_saves_s`: by how much a step is shorter where the network takes no time;
+    `host_saves_s`: where the host takes none.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Context:
     names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     optimizes_on_host: bool = False
     network_saves_s: Callable[[], float] = lambda: inf
+    host_saves_s: Callable[[], float] = lambda: inf
     gpus_per_rank: int = 1
     batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
 
@@ -313,6 +315,7 @@ def _bottleneck(
         "host": sum(step.host_bound_ns() for step in steps),
         "optimizer": breakdown.optimizer if context.optimizes_on_host else 0,
     }
+    causes["host"] = _idle_for_host_ns(causes, len(steps), context)
     hides_host_ns = _host_beside_network_ns(causes, len(steps), context)
     causes["communication"] -= hides_host_ns
     causes["host"] += hides_host_ns
@@ -340,6 +343,14 @@ def _bottleneck(
     late = "waits for the device, and launches late after it" if halts else "launches too slowly"
     hidden = ", communication or not" if hides_host_ns else ""
     return Bottleneck("host", f"the host {late}: the device idles {cost}{hidden}")
+
+
+def _idle_for_host_ns(causes: Mapping[str, int], steps: int, context: Context) -> int:
+    """What the device idles for its host; beside a busy network, what a host of no time saves."""
+    idle_ns, exposed_ns = causes["host"], causes["communication"]
+    if not exposed_ns <= idle_ns < 2 * exposed_ns:
+        return idle_ns
+    return min(idle_ns, max(0, round(steps * context.host_saves_s() * NS_PER_S)))
 
 
 def _host_beside_network_ns(causes: Mapping[str, int], steps: int, context: Context) -> int:

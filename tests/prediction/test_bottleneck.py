@@ -78,6 +78,7 @@ def bottleneck(
     late_peers_ns: Sequence[int] = (0, 0),
     batches_us: float = 0.0,
     network_saves_us: float = math.inf,
+    host_saves_us: float = math.inf,
 ) -> Bottleneck:
     """Of rank 0, the slowest, in steps of 1 ms, of such parts in us each, the rest forward."""
     steps = []
@@ -102,8 +103,16 @@ def bottleneck(
         reduced="bucket",
         batches_s=batches_us * 1e-6,
         network_saves_s=lambda: network_saves_us * 1e-6,
+        host_saves_s=lambda: min(host_saves_us, 1000) * 1e-6,
     )
     return _bottleneck(whole, 0, late_peers_ns, steps, context)  # type: ignore[arg-type]
+
+
+def test_a_host_costs_no_more_than_a_step_saves_without_it() -> None:
+    """The device idles for both at once, and a faster host only lets the network end sooner."""
+    both = {"host": 95, "comm_wait": 90}
+    assert bottleneck(both, both).kind == "host"
+    assert bottleneck(both, both, host_saves_us=40).kind == "communication"
 
 
 IN_TURNS = "ranks are late in turns: each waits for others 90.0 us a step (9.0%)"
