@@ -28,6 +28,9 @@ def source_of(reference: str, batch: int | None, size: int | None) -> Source:
     library, _, name = reference.partition(":")
     if short := _SHORT.get(library):
         return short(name, size)
+    if library.endswith(".py"):
+        meant = f"{library.removesuffix('.py').replace('/', '.')}:{name}"
+        raise MeasureError(f"{library} is a file: write its module, {meant}")
     try:
         return function_source(reference, batch, size)
     except MeasureError as error:

@@ -176,9 +176,16 @@ def test_what_needs_values_is_told_with_its_place(
         capture(source(name))
 
 
-def test_an_unknown_module_is_told_with_the_short_ways() -> None:
-    with pytest.raises(MeasureError, match=r"no module hf here: .*, timm:, transformers:, light"):
-        source_of("hf:bert", None, None)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf:bert", r"no module hf here: .*, timm:, transformers:, light"),
+        ("models/own.py:make", r"models/own\.py is a file: write its module, models\.own:make$"),
+    ],
+)
+def test_an_unknown_module_is_told_with_what_to_write(name: str, said: str) -> None:
+    with pytest.raises(MeasureError, match=said):
+        source_of(name, None, None)
 
 
 def test_what_users_write_is_captured(source: Callable[..., Source]) -> None:
