@@ -322,6 +322,7 @@ _ALIASES = {
             "hsdp",
             "zero",
             "zero1",
+            "megatron",
             "distributed_optimizer",
         ),
         "sharding",

@@ -58,7 +58,7 @@ def test_words_of_the_first_screen_are_explained(name: str) -> None:
 
 @pytest.mark.parametrize(
     "term",
-    ["ring Simple", "first iteration", "ring all-reduce", "strategies", "devices", "GPU-hours"],
+    ["ring Simple", "first iteration", "ring all-reduce", "strategies", "devices", "megatron"],
 )
 def test_words_of_the_details_are_explained(term: str) -> None:
     assert lookup(term)
