@@ -95,7 +95,7 @@ def test_warm_up_says_whether_buckets_are_rebuilt(setting: str, words: str) -> N
 @pytest.mark.parametrize(("backend", "says"), [("gloo", "gathers"), ("nccl", "refuses")])
 def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str) -> None:
     profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
-    profile["parameters"][0]["sparse"] = True
+    profile["parameters"]["sparse"] = [0]
     (tmp_path / "sparse.json").write_text(json.dumps(profile))
     scenario = {
         "schema": "ddpsim/1",
