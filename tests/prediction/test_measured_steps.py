@@ -21,9 +21,10 @@ TRANSFORMER = json.loads(
 
 
 def on_one_core(
-    tmp_path: Path, profile: dict[str, Any], workload: dict[str, Any]
+    tmp_path: Path, measured: dict[str, Any], workload: dict[str, Any]
 ) -> ddpsim.Scenario:
-    """A model profile on one rank, with more keys of its workload."""
+    """A model profile on one rank, with more of what was measured, and keys of its workload."""
+    profile = TRANSFORMER | {"measured": TRANSFORMER["measured"] | measured}
     (tmp_path / "model.json").write_text(json.dumps(profile))
     known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
     return ddpsim.load_scenario(
@@ -48,7 +49,7 @@ def on_one_core(
 def test_a_profile_says_how_far_its_times_may_be_off(
     tmp_path: Path, stated: dict[str, Any], workload: dict[str, Any], sigma: float
 ) -> None:
-    job = resolve(on_one_core(tmp_path, TRANSFORMER | stated, workload))
+    job = resolve(on_one_core(tmp_path, stated, workload))
     assert uncertainties(job)["compute"].sigma == sigma
 
 
@@ -89,10 +90,11 @@ def test_less_than_launching_the_collectives_takes_is_warned_of() -> None:
 
 def test_a_profile_may_hold_the_step_with_ddp(tmp_path: Path) -> None:
     """It counts as measured, unless another step is stated, or the times are of another device."""
-    bare_s = sum(TRANSFORMER[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+    parts = ("forward_s", "backward_s", "optimizer_s")
+    bare_s = sum(TRANSFORMER["measured"][part] for part in parts)
 
     def predicted(workload: dict[str, Any], **more: Any) -> ddpsim.Result:
-        return ddpsim.simulate(on_one_core(tmp_path, TRANSFORMER | more, workload))
+        return ddpsim.simulate(on_one_core(tmp_path, more, workload))
 
     with_ddp = predicted({}, with_ddp_s=1.1 * bare_s)
     assert math.isclose(with_ddp.iteration_time_s.mean, 1.1 * bare_s, rel_tol=1e-6)
