@@ -15,7 +15,7 @@ from jobs.random_jobs import models, scenarios
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
-from ddpsim.engine.batch import mean_steps_s, run_many
+from ddpsim.engine.batch import mean_steps_s, run_many, step_ranges_s
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.least import least_step_s
 from ddpsim.engine.noise import draw_slowdowns
@@ -42,6 +42,8 @@ def check(request: Request) -> float:
     assert min(each_s) <= first_s <= max(each_s)
     if whole.repeats:
         assert first_s == later_s == mean_step_s(whole)
+        ((least_s, most_s),) = step_ranges_s([request], lambda *_: True)
+        assert least_s <= first_s <= most_s
     return first_s
 
 
