@@ -233,8 +233,10 @@ def test_a_folder_of_a_librarys_name_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setitem(sys.modules, "timm", sys)  # so that what is imported is forgotten later
+    monkeypatch.delitem(sys.modules, "timm")
     said = f"{tmp_path / 'timm'} is imported in the place of the library timm, and is none"
     with pytest.raises(MeasureError, match=re.escape(said)):
         source_of("timm:resnet18", None, None)

@@ -22,6 +22,7 @@ from calibrate.measure.model.training import Made, checked
 from calibrate.measure.zoo.transformers import Llama
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.options.fine_tuning import Lora
+from ddpsim.scenario.options.model_file import table_of as joined
 from ddpsim.workload.fine_tuning import fine_tuned
 from ddpsim.workload.operators import MULTIPLYING
 from ddpsim.workload.zoo.step import Row, step_of
@@ -64,7 +65,7 @@ def table_of(lora: tuple[str, ...], frozen: tuple[str, ...]) -> dict[str, Any]:
             model, tokens = model_of(lora, frozen), torch.randint(0, 50, (batch, 64))
             return checked("llama", (model, tokens, lambda loss: loss))
 
-    return capture(Source("llama", "llama", "language", "", make, 2))
+    return joined(capture(Source("llama", "llama", "language", "", make, 2)))
 
 
 def products(rows: tuple[Row, ...]) -> list[Counter[Any]]:
