@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ddpsim
+from ddpsim.scenario.options.model_file import table_of
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of
 from ddpsim.workload.model import Model
@@ -44,8 +45,7 @@ def captured(oracle: Any, *kinds: Any) -> dict[str, Any]:
 
     sizes = (Sizes("seq_len", TOKENS, (8, 16, 512), 32),)
     source = Source("small", "small", "language", "torch", make, BATCH, TOKENS, sizes)
-    document: dict[str, Any] = capture(source)
-    return document
+    return table_of(capture(source))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from calibrate.measure.model.training import (
     reduced_parameters,
 )
 from calibrate.validate.step_parts import adding_up
-from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, known_of
+from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, read_known
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
@@ -65,8 +65,8 @@ def with_other_part(document: Document, path: Path) -> Document:
     Raises MeasureError where that is of another model.
     """
     try:
-        there = known_of(path.read_text("utf-8")).document
-    except (OSError, ValueError):
+        there = read_known(str(path), path).document
+    except ValueError:
         return document
     other = {part: there.get(part) for part in ("captured", "measured") if part not in document}
     if not any(other.values()):
