@@ -105,9 +105,10 @@ def _may_begin_late(asked: Request) -> bool:
 def _begun_late_s(
     group: Mapping[int, Request], suffices: Suffices
 ) -> dict[int, tuple[float, float]]:
-    """The same by places, of those whose hosts are ahead in the end.
+    """Lengths of a step in seconds, by places: the least and the most, or the mean twice.
 
-    Steps that do not come again have the mean of the last half.
+    Jobs whose hosts fall behind are left out. Steps that do not come again have the mean of the
+    last half.
     """
     import numpy as np  # noqa: PLC0415 -- slow to import
 
@@ -150,7 +151,7 @@ def _begun_late_s(
 def _ahead(
     group: Mapping[int, Request], hosts: Sequence[Host], lengths_ns: Ticks
 ) -> dict[int, Request]:
-    """Those whose devices, once they need no less for a step, begin one when all was launched."""
+    """Select requests whose devices, at their shortest step, begin one when all was launched."""
     shortest_ns = map(int, lengths_ns.min(axis=1))
     each = zip(group.items(), hosts, shortest_ns, strict=True)
     return dict(item for item, host, ns in each if _is_ahead(host, ns))

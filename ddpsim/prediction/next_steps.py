@@ -74,7 +74,7 @@ class _Trials:
         self._known: dict[str, _Range] = {}
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
-        """Those with the highest throughput first."""
+        """Sort changes, the one with the highest throughput first."""
         known = list(changes)
         ranges = sorted(self._throughputs(known).values(), reverse=True)
         if any(lower[1] > higher[0] for higher, lower in pairwise(ranges)):

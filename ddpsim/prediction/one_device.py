@@ -143,7 +143,7 @@ def bare_timeline(job: Job, compute: float = 1.0, host: float = 1.0) -> Timeline
 
 
 def _timeline(job: Job, optimizer: Work, compute: float = 1.0, host: float = 1.0) -> Timeline:
-    """The same with an optimizer; jobs that differ in their network alone share it."""
+    """Simulate a job on one rank; jobs that differ in their network alone share it."""
     model = replace(job.model, optimizer=optimizer)
     model = model if compute == 1 else model.stretched(compute)
     if job.parts is None:

@@ -346,7 +346,7 @@ def strategy_name(scenario: Scenario) -> str:
 
 
 def without_data_parallelism(context: StrategyContext, warmup: int | None = None) -> Strategy:
-    """The same steps of the bare module on one device, after so many of warm-up.
+    """Return a job's steps as the bare module's on one device, after so many of warm-up.
 
     None: as many as the strategy has.
     """

@@ -116,7 +116,7 @@ class KeptBytes:
 
     @property
     def _begin_backward(self) -> Iterator[int | None]:
-        """Of each block, the row of the backward that ends with its first gradient, or the next."""
+        """The row of the backward, by block, that ends with its first gradient, or the next."""
         names, modules = self._table["parameters"]["name"], self._table["forward_modules"]
         called = {module: row for row, module in reversed([*enumerate(modules)])}
         ready = [names[index] for index in self._table["ready_order"]]

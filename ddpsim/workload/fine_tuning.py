@@ -113,7 +113,7 @@ def _linears(table: _Document) -> list[_Linear]:
 
 
 def _inner(table: _Document) -> list[_Linear]:
-    """Those without the head: the last one, unless that is in a block."""
+    """All linear layers but the head: the last one, unless that is in a block."""
     linears = _linears(table)
     inside = tuple(f"{block}." for block in table["blocks"])
     has_head = bool(linears) and not linears[-1].module.startswith(inside)
@@ -377,7 +377,7 @@ def _with_backwards(
 
 
 def _begins(row: Row, layer: _Linear) -> int:
-    """Where a layer's own operators begin: with its products, or the cast of its weight."""
+    """The place of a layer's first operator: a product, or the cast of its weight."""
     first = next(i for i, one in enumerate(row) if layer.is_backward(one))
     elements = layer.outputs * layer.inputs
     before = row[first - 1] if first else None
@@ -404,7 +404,7 @@ class _Columns:
         return new
 
     def append_adapter(self, adapter: _Adapter, place: int) -> tuple[int, int]:
-        """Those of A and B; the places of B and A, as their gradients come."""
+        """Append A and B; return the places of B and A, as their gradients come."""
         layer = adapter.layer
         shapes = {"A": [adapter.rank, layer.inputs], "B": [layer.outputs, adapter.rank]}
         inner, outer = (
@@ -539,7 +539,7 @@ def _some(columns: _Document, places: Sequence[int]) -> _Document:
 
 
 def _frozen_columns(table: _Document, places: Sequence[int]) -> _Document:
-    """Those of a table's own frozen parameters and of these, with their places among all."""
+    """Columns of the table's own frozen parameters and of these, with their places among all."""
     columns, old = table["parameters"], table.get("frozen")
     taken = set(old["place"]) if old else set[int]()
     among = [i for i in range(len(columns["name"]) + len(taken)) if i not in taken]
