@@ -122,8 +122,10 @@ def _other_step(profile: ModelProfile, table: dict[str, Any], scenario: Scenario
         return "in the precision of its own code (fp32 here)"
     if workload.compile != profile.compiled:
         return "with torch.compile" if profile.compiled else "without torch.compile"
-    keys = ("checkpointing", "float8", "attention", "memory_format")
-    return next((f"without {key}" for key in keys if getattr(workload, key) is not None), "")
+    keys = ("checkpointing", "float8", "attention", "memory_format", "frozen", "lora")
+    return next(
+        (f"without workload.{key}" for key in keys if getattr(workload, key) not in (None, ())), ""
+    )
 
 
 def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:

@@ -263,6 +263,8 @@ def test_a_captured_model_is_measured_later(tmp_path: Path) -> None:
     for other, said in (
         ({"batch_per_rank": 8}, "of batch 16"),
         ({"compile": True}, "without torch.compile"),
+        ({"frozen": ["0"]}, "without workload.frozen"),
+        ({"lora": 2}, "without workload.lora"),
     ):
         estimated = model(path, **other)
         assert estimated.basis == "roofline"
