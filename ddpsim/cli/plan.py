@@ -59,7 +59,6 @@ def compare(
     from ddpsim.cli.waiting import waiting
     from ddpsim.questions import compare_documents
     from ddpsim.report.changes import render_comparison
-    from ddpsim.report.page.charts import comparison_charts
     from ddpsim.scenario.document import load
 
     if len(files) == 1 and not (flags or strategies):
@@ -77,6 +76,8 @@ def compare(
         )
     text = render_comparison(found)
     if page:
+        from ddpsim.report.page.charts import comparison_charts
+
         write_page(page, found.name, comparison_charts(found), text)
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
     if all(change.problem for change in found.changes):
@@ -143,7 +144,6 @@ def tune(
     from ddpsim.cli.waiting import waiting
     from ddpsim.planning.tune import Limits, compared_caps, tune
     from ddpsim.prediction.api import checked
-    from ddpsim.report.page.charts import tuning_charts
     from ddpsim.report.tuning import render_tuning
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
@@ -158,6 +158,8 @@ def tune(
         caps = compared_caps(document, found) if page else None
     text = render_tuning(found, str(file), settings or ())
     if page:
+        from ddpsim.report.page.charts import tuning_charts
+
         write_page(page, found.name, tuning_charts(found, caps), text)
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
@@ -236,7 +238,6 @@ def plan(
     from ddpsim.prediction.api import checked
     from ddpsim.report.capacity.plan import render_plan
     from ddpsim.report.capacity.strategies import best_strategy, render_strategies
-    from ddpsim.report.page.charts import plan_charts
     from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
@@ -284,6 +285,8 @@ def plan(
     taken = each[0].settings if each else ()
     text = render_plan(found, str(file), (*settings, *taken))
     if page:
+        from ddpsim.report.page.charts import plan_charts
+
         write_page(page, found.name, plan_charts(found), text)
     if as_json:
         others = {"strategies": [one.to_dict() for one in each]} if each else {}

@@ -127,7 +127,7 @@ def _answer(sweep: Sweep) -> Iterator[str]:
     if sweep.keeps_own and sweep.own.brief is not best.brief:
         yield from labelled("keep", f"{_own(sweep)}: nothing here is {sweep.within:.1%} better")
     yield from noted_noise(sweep.noise)
-    if any(point.brief and not point.usable for point in sweep.points):
+    if sweep.some_do_not_fit:
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
     for warning in sweep.warnings:
         yield from labelled("! *", warning)

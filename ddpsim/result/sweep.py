@@ -103,6 +103,11 @@ class Sweep:
         return FLAT if self.goals[0] in _WITHOUT_NOISE else max(FLAT, self.noise)
 
     @property
+    def some_do_not_fit(self) -> bool:
+        """Whether a point needs more memory than its GPUs have."""
+        return any(point.brief and not point.usable for point in self.points)
+
+    @property
     def best(self) -> Point | None:
         """The first of the best by the first goal; None where none fits into memory."""
         goal = GOALS[self.goals[0]]

@@ -39,7 +39,7 @@ def test_naive_answers_shard_the_optimizer_too(strategy: str) -> None:
     "strategy", ["ddp", "naive", "parameter_server", "fully_shard", "hsdp", "zero1"]
 )
 def test_a_step_is_between_its_naive_answers(strategy: str) -> None:
-    """Of jobs whose host is behind: it catches up while the device waits for communication.
+    """A host that is behind catches up while the device waits for communication.
 
     Where nothing overlaps, a step has its strategy's own copies and launches besides.
     """

@@ -31,11 +31,11 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s, format_long_duration
 from ddpsim.wording import counted
 
-__all__ = ["Campaign", "month_of", "operation_of"]
+__all__ = ["HALF", "Campaign", "month_of", "operation_of"]
 
 _RUNS = 2001  # odd: the median is a run's own time
 _FEW_RUNS = 201  # to choose between numbers of spares, and to search for a size; odd too
-_HALF = 0.5  # of a month's runs: their median
+HALF = 0.5  # of the runs are in time, where nobody says how surely
 _WORTH = 0.001  # of the time that a remedy must save to be named
 _MANY_EVENTS = 1000  # of a run, whose time then hardly varies
 _CHECKPOINTS = CheckpointWrite.model_validate({"every": "auto", "bandwidth": "1 GB/s"})
@@ -54,7 +54,7 @@ def month_of(document: Document, job: Job, result: Result) -> LongRun | None:
     step_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
     edges_s = (interval.low, interval.high) if interval else None
     steps = ceil(_MONTH_S / (step_s + paused_s(pauses_of(job))))
-    month = Campaign(job.scenario, steps, step_s, edges_s, _HALF, None)
+    month = Campaign(job.scenario, steps, step_s, edges_s, HALF, None)
     try:
         return month.long_run(helps=True)
     except InputError as error:

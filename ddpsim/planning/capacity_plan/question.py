@@ -8,7 +8,7 @@ from math import ceil
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.energy import Site
-from ddpsim.planning.capacity_plan.long_run import Campaign
+from ddpsim.planning.capacity_plan.long_run import HALF, Campaign
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch
 from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.program import pauses_of
@@ -21,7 +21,6 @@ __all__ = ["Question", "global_batch_of", "gpu_hours"]
 
 _MOST_RANKS = 2_000_000
 _S_PER_HOUR = 3600
-_HALF = 0.5  # of the runs are in time, where nobody says how surely
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class Question:
         self, scenario: Scenario, step_s: float, edges_s: tuple[float, float] | None
     ) -> Campaign:
         """A world size's work as a run of days, with the scenario's failures."""
-        certainty = self.target.certainty or _HALF
+        certainty = self.target.certainty or HALF
         steps = self.steps(scenario)
         return Campaign(scenario, steps, step_s, edges_s, certainty, self.price)
 

@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
     """Steps over the values of the first axis, a line for all else that is the same."""
     keys = ", ".join(sweep.axes[0][0]) if sweep.axes else "no axis"
-    hollow = "; hollow ones do not fit in memory" if _does_not_fit(sweep) else ""
+    hollow = "; hollow ones do not fit in memory" if sweep.some_do_not_fit else ""
     known = sum(1 for point in sweep.points if point.interval_s)
     of = "Bars are 80 % intervals" if known else "No interval can be had"
     some = f" of {known} points" if 0 < known < len(sweep.points) else ""
@@ -202,10 +202,6 @@ def _line(name: str, points: Sequence[Point], moving: int, colour: str) -> dict[
         },
         "hovertemplate": "%{x}: %{y:.4~g} ms<extra></extra>",
     } | bars
-
-
-def _does_not_fit(sweep: Sweep) -> bool:
-    return any(point.brief and not point.usable for point in sweep.points)
 
 
 def _in_days(size: Capacity) -> tuple[float, float, float]:
