@@ -84,7 +84,7 @@ def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple
 
 
 def _may_begin_late(asked: Request) -> bool:
-    """Whether f is as `mean_steps_s` says, and a host that is ahead is likely.
+    """Whether f is as `step_ranges_s` says, and a host that is ahead is likely.
 
     It is where compute is as slow under every collective: a later rank sees no less of them.
     """
