@@ -54,7 +54,7 @@ def mean_steps_s(requests: Sequence[Request]) -> list[float]:
 
 
 def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple[float, float]]:
-    """Seconds that hold each one's mean steady step, least and most; of a step that is known twice.
+    """Seconds that hold each one's mean steady step: the least and the most, equal if it is known.
 
     A step of many ranks is a function of when each of them begins it, x(k+1) = f(x(k)), that is
     never earlier where x is later, and later by d where all of x are: a collective waits for its
