@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from outcome import Outcome
 
 import ddpsim
-from ddpsim.errors import ScenarioError
+from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import _described, parse
 from ddpsim.scenario.schema import Scenario
@@ -42,6 +42,7 @@ COMMANDS = {
         "through-text": "workload.model.name=resnet50",
         "without-unit": "workload.step_time=5",
         "broken-list": "ddp.bucket_cap_mb=[1,25",
+        "empty-list": "workload.lora.modules=[]",
         "empty-value": "cluster.nodes=",
         "whole-section": "ddp=5",
         "path-from-here": "workload.profile=other-node-missing.yaml",
@@ -81,6 +82,19 @@ def test_no_key_is_refused_in_pydantics_words() -> None:
     said = [refusal(base, f"{path}={value}") for path, value in product(paths, WRONG)]
     assert sum(map(bool, said)) > 0.8 * len(said)
     assert [text for text in said if any(raw in text for raw in RAW)] == []
+
+
+def test_each_value_is_answered_or_refused() -> None:
+    """Values that the schema takes, of a model with shapes that options change."""
+    path = FOLDER.parents[1] / "scenarios" / "llama-70b-fully-shard.yaml"
+    base = load(path)
+    keys = [".".join(path) for path, _ in _described(Scenario)]
+    settings = [f"{key}={value}" for key, value in product(keys, ("[]", "3.5", "true", "1e30"))]
+    taken = [setting for setting in settings if not refusal(base, setting)]
+    assert len(taken) > 20
+    for setting in taken:
+        with suppress(DdpsimError):
+            ddpsim.load_scenario(path, [setting])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,7 +21,7 @@ class Lora(Spec):
     """
 
     rank: Annotated[int, Field(ge=1, le=4096)] = Field(16, description="r of LoraConfig")
-    modules: tuple[str, ...] | None = Field(
+    modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None,
         strict=False,
         description="target_modules: linear layers whose names end so; default: all but the last "
