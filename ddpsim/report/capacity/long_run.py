@@ -47,7 +47,7 @@ def failure_rows(run: LongRun) -> list[tuple[str, str]]:
         for cause, share in lost
         if cause != "steps" and share > _WORTH_NAMING
     ]
-    useful = f"{format_percent(run.shares['steps'])} of the time are steps of use"
+    useful = f"{format_percent(run.shares['steps'])} of the time are steps of use on average"
     goodput = "; ".join([useful, *[", ".join(named)] * bool(named)])
     return [("failures", _failures(run)), ("checkpoints", _checkpoints(run)), ("goodput", goodput)]
 

@@ -243,9 +243,11 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
         f"that of half the GPUs; time: {timed}; fits: memory (?: activations unknown)"
     )
     if any((size.marginal_efficiency or 0.0) > _MORE_THAN_TWICE for size in plan.sizes):
+        waits = "that it has fewer spare nodes, or " if plan.answer.long_run else ""
         yield from _below(
-            "x2 above 100%: something holds up the smaller size and not the larger, mostly the "
-            "algorithm that NCCL takes (`run` names it; cluster.algorithm forces another)"
+            "x2 above 100%: something holds up the smaller size and not the larger, mostly "
+            f"{waits}the algorithm that NCCL takes (`run` names it; cluster.algorithm forces "
+            "another)"
         )
 
 
