@@ -58,12 +58,21 @@ _STEPS_TID, _COMPUTE_TID, _COMM_TID = 1, 2, 3  # of a rank in the merged file
 
 
 class _Slice(NamedTuple):
-    """Something on a track, in ticks from the trace's origin; `waits`: it is no work."""
+    """Something on a track, in ticks from the trace's origin; `waits`: it is no work.
+
+    `names`: of the module or the gradient that it is of, or of the first and the last.
+    """
 
     name: str
     start_ns: int
     end_ns: int
     waits: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def of(self) -> dict[str, str]:
+        """What tells who clicks on it whose work it is."""
+        return {"of": " ... ".join(self.names)} if self.names else {}
 
     @property
     def category(self) -> str:
@@ -199,7 +208,7 @@ class Traced:
                 yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID, "tid": 1})
             else:
                 stream = {"device": gpu, "stream": _COMPUTE_STREAM}
-                yield _complete(piece, {**on, "tid": _COMPUTE_STREAM}, stream)
+                yield _complete(piece, {**on, "tid": _COMPUTE_STREAM}, stream | piece.of)
         for thread, span in lanes.threaded:
             number = _NCCL_STREAM + thread
             stream = {"device": gpu, "stream": number}
@@ -210,7 +219,8 @@ class Traced:
         threads = {1: "main thread"} | {tid: f"gloo thread {tid - 1}" for tid in lanes.threads(2)}
         yield from _named(_CPU_PID + rank, "python", "CPU", threads)
         for piece in lanes.compute:
-            yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID + rank, "tid": 1})
+            place = {"cat": piece.category, "pid": _CPU_PID + rank, "tid": 1}
+            yield _complete(piece, place, piece.of)
         for thread, span in lanes.threaded:
             shown = _Slice(f"gloo:{span.operation}", span.joined_ns, span.end_ns)
             place = {"cat": shown.category, "pid": _CPU_PID + rank, "tid": 2 + thread}
@@ -232,7 +242,7 @@ class Traced:
             shown = _Slice(f"step {number}", step.start_ns, step.end_ns)
             yield _complete(shown, {"pid": rank, "tid": _STEPS_TID}, tail=_TAIL)
         for piece in lanes.compute:
-            yield _complete(piece, {"pid": rank, "tid": _COMPUTE_TID}, tail=_TAIL)
+            yield _complete(piece, {"pid": rank, "tid": _COMPUTE_TID}, piece.of, tail=_TAIL)
         for thread, span in lanes.threaded:
             place = {"pid": rank, "tid": _COMM_TID + thread}
             shown = _Slice(_called(span), span.joined_ns, span.end_ns)
@@ -273,13 +283,15 @@ class _Lanes:
     @cached_property
     def compute(self) -> list[_Slice]:
         """Its work and its waits, in order; together they fill the steps."""
-        pieces = (piece for step in self.steps for piece in (*step.compute, *step.gaps()))
-        named = (
-            _Slice((_WORK | _WAITS)[kind], start_ns, end_ns, kind not in _WORK)
-            for kind, start_ns, end_ns in pieces
+        works = (span for step in self.steps for span in step.compute)
+        gaps = ((*gap, ()) for step in self.steps for gap in step.gaps())
+        called = _WORK | _WAITS
+        slices = (
+            _Slice(called[kind], start_ns, end_ns, kind not in _WORK, names)
+            for kind, start_ns, end_ns, names in (*works, *gaps)
             if end_ns > start_ns
         )
-        return sorted(named, key=lambda piece: piece.start_ns)
+        return sorted(slices, key=lambda piece: piece.start_ns)
 
     @cached_property
     def comm(self) -> list[CommSpan]:

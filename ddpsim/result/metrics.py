@@ -87,7 +87,7 @@ class Step:
         """The same step, so many ticks later."""
 
         def later(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-            return tuple(Span(s.kind, s.start_ns + by_ns, s.end_ns + by_ns) for s in spans)
+            return tuple(span.moved(by_ns) for span in spans)
 
         comm = (
             span._replace(**{moment: getattr(span, moment) + by_ns for moment in _MOMENTS})

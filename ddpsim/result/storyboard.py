@@ -10,7 +10,7 @@ from ddpsim.result.changes import Sensitivity
 from ddpsim.result.metrics import Interval, Step, steps_of
 from ddpsim.result.model import HeldBytes, MemoryWalk, Result
 from ddpsim.result.summary import steady_steps, typical_step
-from ddpsim.result.timeline import CommSpan, Span, Timeline
+from ddpsim.result.timeline import CommSpan, Span, Timeline, ends_of
 
 __all__ = [
     "CapChoice",
@@ -21,6 +21,7 @@ __all__ = [
     "LeftOut",
     "Rival",
     "Storyboard",
+    "block_of",
     "drawn_step",
     "held_over_step",
 ]
@@ -261,7 +262,7 @@ def _shortest_ns(step: Step) -> int:
 
 
 def _merged(spans: Iterable[Span], shortest_ns: int) -> list[Span]:
-    """Spans with neighbours of the same kind joined, and short ones joined to the one before."""
+    """Spans with neighbours of one kind and block joined, and short ones to the one before."""
     merged: list[Span] = []
     for span in spans:
         if span.end_ns == span.start_ns:
@@ -272,12 +273,26 @@ def _merged(spans: Iterable[Span], shortest_ns: int) -> list[Span]:
             span.kind,
             last and last.kind,
         )
-        if last and touches and (small or last.kind == span.kind):
-            merged[-1] = Span(last.kind, last.start_ns, span.end_ns)
+        if last and touches and (small or _is_of_one_block(last, span)):
+            names = ends_of([last.names, span.names if span.kind == last.kind else ()])
+            merged[-1] = last._replace(end_ns=span.end_ns, names=names)
         else:
             merged.append(span)
     return merged
 
 
 def _since(spans: Iterable[Span], origin_ns: int) -> tuple[Span, ...]:
-    return tuple(Span(s.kind, s.start_ns - origin_ns, s.end_ns - origin_ns) for s in spans)
+    return tuple(span.moved(-origin_ns) for span in spans)
+
+
+def _is_of_one_block(some: Span, other: Span) -> bool:
+    """Whether two spans are of one kind, and of no other block where both have names."""
+    blocks = {block_of(name) for name in (*some.names, *other.names)}
+    return some.kind == other.kind and len(blocks) < 2
+
+
+def block_of(name: str) -> str:
+    """The block of a module or a parameter: its name up to the first number, or its module's."""
+    parts = name.split(".")
+    numbers = (place for place, part in enumerate(parts) if part.isdecimal())
+    return ".".join(parts[: next(numbers, max(0, len(parts) - 2)) + 1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline"]
+__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline", "ends_of"]
 
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
@@ -30,11 +30,25 @@ Kind = Literal[
 
 
 class Span(NamedTuple):
-    """One piece of work (or waiting) on a rank's host or compute lane."""
+    """One piece of work (or waiting) on a rank's host or compute lane.
+
+    `names`: of the module or the gradient that it is of, or of the first and the last.
+    """
 
     kind: Kind
     start_ns: int
     end_ns: int
+    names: tuple[str, ...] = ()
+
+    def moved(self, by_ns: int) -> Span:
+        """The same, so many ticks later."""
+        return self._replace(start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns)
+
+
+def ends_of(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first and the last of the names of several works; one where they are the same."""
+    listed = [name for each in names for name in each]
+    return tuple(dict.fromkeys((listed[0], listed[-1]))) if listed else ()
 
 
 class CommSpan(NamedTuple):

@@ -37,11 +37,12 @@ class LoadBatch:
 
 
 class Compute(NamedTuple):
-    """Spend the host's time, then append work to the compute stream."""
+    """Spend the host's time, then append work to the compute stream; `names`: of a Work."""
 
     kind: Kind
     host_ns: int
     device_ns: int
+    names: tuple[str, ...] = ()
 
 
 class Communicate(NamedTuple):
@@ -113,7 +114,7 @@ Piece = Launch | Exchange
 
 def compute(kind: Kind, work: Launch) -> Compute:
     """Launch one piece of work."""
-    return Compute(kind, work.host_ns, work.device_ns)
+    return Compute(kind, work.host_ns, work.device_ns, work.names)
 
 
 def compute_all(kind: Kind, works: Iterable[Piece]) -> Iterator[Instruction]:

@@ -17,7 +17,7 @@ from ddpsim.strategies.instructions import (
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
-from ddpsim.workload.model import Model, Work, scale
+from ddpsim.workload.model import Model, Work, joined, scale
 
 __all__ = ["MicroBatch", "ModelWork", "with_additions"]
 
@@ -107,5 +107,5 @@ def with_additions(model: Model, costs: DdpCosts) -> Iterator[Work]:
     *works, tail = model.backward
     for parameter, work in zip(model.ready_order, works, strict=True):
         added = costs.accumulated(model.parameters[parameter])
-        yield Work(work.device_s + added.device_s, work.kernels + added.kernels, work.host_s)
+        yield joined([work, added._replace(host_s=0.0)])
     yield tail

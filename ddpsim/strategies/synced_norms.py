@@ -121,6 +121,10 @@ class SyncedNorms:
 def _split(work: Work, share: float, kernels: int) -> tuple[Work, Work]:
     """A share of the device's time with so many of the kernels, and the rest."""
     host_s = work.host_s * (kernels / work.kernels if work.kernels else share)
-    before = Work(share * work.device_s, kernels, host_s)
-    rest = Work(work.device_s - before.device_s, work.kernels - kernels, work.host_s - host_s)
+    before = Work(share * work.device_s, kernels, host_s, work.names)
+    rest = work._replace(
+        device_s=work.device_s - before.device_s,
+        kernels=work.kernels - kernels,
+        host_s=work.host_s - host_s,
+    )
     return before, rest

@@ -13,10 +13,11 @@ __all__ = ["Launch", "Ticks"]
 
 
 class Launch(NamedTuple):
-    """Device work, and the host's time to launch it."""
+    """Device work, the host's time to launch it, and the `names` of a Work."""
 
     host_ns: int
     device_ns: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Ticks:
         `threads`: so many threads launch the same, one after the other.
         """
         host_ns = threads * to_ns(work.kernels * self.launch_s + work.host_s)
-        return Launch(self._on_host(host_ns, factor), round(factor * to_ns(work.device_s)))
+        device_ns = round(factor * to_ns(work.device_s))
+        return Launch(self._on_host(host_ns, factor), device_ns, work.names)
 
     def launches(
         self, works: Iterable[Work], factor: float = 1, threads: int = 1

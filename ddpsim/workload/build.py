@@ -45,6 +45,7 @@ def build_model(scenario: Scenario) -> Model:
     if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
         model = _within_host_reach(model)
     model = replace(model, is_compiled=model.is_compiled or bool(scenario.workload.compile))
+    model = model.named()
     if scenario.workload.sync_batch_norm:
         _check_batch_norms(scenario.workload, model)
     model = _with_cast_warning(model, scenario)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
+from ddpsim.result.timeline import ends_of
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.model import InterferenceExponent
@@ -97,12 +98,14 @@ class BatchNorm(NamedTuple):
 class Work(NamedTuple):
     """Work for the device (seconds), and what the host does to launch it.
 
-    So many `kernels` at the model's `launch_s` each, and `host_s` seconds besides.
+    So many `kernels` at the model's `launch_s` each, and `host_s` seconds besides. `names`: of the
+    module or the gradient that it is of, or of the first and the last; none where not known.
     """
 
     device_s: float
     kernels: int = 0
     host_s: float = 0.0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,15 @@ class Model:
         owners = (parameter.name.rpartition(".")[0] for parameter in self.parameters)
         return next((owner for owner in owners if owner and f"{owner}." not in inner), None)
 
+    def named(self) -> Model:
+        """The same model, whose works of forward and backward have names where they are known."""
+        forward, gradients = self.forward_modules, (*(each.name for each in self.used), "")
+        return replace(
+            self,
+            forward=_named(self.forward, forward) if forward else self.forward,
+            backward=_named(self.backward, gradients),
+        )
+
     def stretched(self, factor: float) -> Model:
         """The same model with its device work `factor` times as long.
 
@@ -222,14 +234,21 @@ class Model:
 def scale(works: Iterable[Work], factor: float, host_factor: float = 1) -> tuple[Work, ...]:
     """Work `factor` times as long on the device, with the same kernels."""
     return tuple(
-        Work(work.device_s * factor, work.kernels, work.host_s * host_factor) for work in works
+        Work(work.device_s * factor, work.kernels, work.host_s * host_factor, work.names)
+        for work in works
     )
 
 
 def joined(works: Iterable[Work]) -> Work:
     """Several pieces of work as one."""
-    device_s, kernels, host_s = map(sum, zip(*works, strict=True))
-    return Work(device_s, kernels, host_s)
+    *spent, names = zip(*works, strict=True)
+    device_s, kernels, host_s = map(sum, spent)
+    return Work(device_s, kernels, host_s, ends_of(names))
+
+
+def _named(works: Iterable[Work], names: Iterable[str]) -> tuple[Work, ...]:
+    each = zip(works, names, strict=True)
+    return tuple(work._replace(names=(name,)) if name else work for work, name in each)
 
 
 def total_s(works: Iterable[Work]) -> float:

@@ -175,6 +175,8 @@ def test_events_tell_the_step(ask: Ask, settings: list[str]) -> None:
     assert [e["at_ns"] for e in starts] == sorted(c["met_ns"] for c in drawn["collectives"])
     filled = [event for event in events if event["kind"] == "gradient"]
     assert len(filled) == (0 if settings and "naive" in settings[0] else len(answered["buckets"]))
+    bars = [(kind, names) for kind, _, _, names in drawn["compute"] if kind == "backward"]
+    assert bars[-1] == ("backward", ("conv1.weight",))
     if filled:
         assert filled[0]["words"] == "The gradient of fc.bias is ready: bucket 0 begins to fill."
     assert all(event["words"].endswith(".") for event in events)

@@ -94,6 +94,14 @@ def test_hover_shows_the_bucket(browser: Browser, written: Path, board: Storyboa
     assert "exposed " in shown
 
 
+def test_bars_of_the_backward_show_their_gradients(browser: Browser, written: Path) -> None:
+    browser.open(written)
+    trace = f"{DRAWN}.find(t => t.hovertext?.[0].startsWith('<b>backward</b>'))"
+    words = browser.evaluate(f"{trace}.hovertext")
+    assert any("<br>layer4.2.bn3.weight" in each for each in words)
+    assert "layer1.2" in browser.evaluate(f"{trace}.text")
+
+
 def test_the_keyboard_reaches_every_collective(browser: Browser, written: Path) -> None:
     browser.open(written)
     browser.evaluate("document.getElementById('drawing-timeline').focus()")

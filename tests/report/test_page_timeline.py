@@ -26,7 +26,7 @@ from ddpsim.report.page.tables import bucket_rows
 from ddpsim.report.page.timeline import timeline
 from ddpsim.report.page.words import caption, notes
 from ddpsim.result.metrics import union_ns
-from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
+from ddpsim.result.storyboard import DrawnRank, Storyboard, block_of, drawn_step
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
@@ -84,6 +84,39 @@ def test_a_drawn_step_loses_nothing(scenario: Scenario, model: Model, rank: int)
             )
             assert all(a[1] <= b[0] for a, b in pairwise(own))
     assert {rank % size, timeline.slowest_rank} == {n for r in drawn.ranks for n in r.ranks}
+
+
+def test_bars_are_of_blocks_and_say_so() -> None:
+    source = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "gpt2", "batch_per_rank": 8, "precision": "amp-bf16"},
+        "cluster": {"nodes": 1, "gpus_per_node": 4, "device": "a100-sxm-40gb"},
+        "ddp": {"strategy": "naive_flat"},
+    }
+    drawn = storyboard(source).choices[0].step.ranks[0]
+    bars = [span.names for span in drawn.compute if span.kind == "backward"]
+    blocks = list(dict.fromkeys(block_of(name) for names in bars for name in names))
+    assert [block for block in blocks if ".h." in block] == [
+        f"transformer.h.{number}" for number in reversed(range(12))
+    ]
+    within = [names for names in bars if "transformer.h.6" in map(block_of, names)]
+    assert within == [("transformer.h.6.mlp.c_proj.bias", "transformer.h.6.ln_1.weight")]
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("layer4.2.bn3.bias", "layer4.2"),
+        ("layer1.0.downsample.0.weight", "layer1.0"),
+        ("transformer.h.11.attn.c_attn.weight", "transformer.h.11"),
+        ("transformer.wte.weight", "transformer.wte"),
+        ("conv1", "conv1"),
+        ("conv1.weight", "conv1"),
+        ("", ""),
+    ],
+)
+def test_a_block_is_what_its_number_ends(name: str, block: str) -> None:
+    assert block_of(name) == block
 
 
 def test_ring_steps_are_the_plain_models(tmp_path: Path) -> None:

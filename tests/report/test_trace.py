@@ -100,6 +100,20 @@ def test_files_say_what_simulate_says(path: Path, sets: tuple[str, ...]) -> None
     assert traced.overlap(slowest).fraction == pytest.approx(result.overlap_fraction, rel=1e-12)
 
 
+def test_kernels_tell_their_gradient_or_module() -> None:
+    scenario = ddpsim.load_scenario(ROOT / "scenarios/resnet50-2x8-25gbit.yaml", FEW)
+    model, traced = resolve(scenario).model, trace(scenario, [0], 1)
+    gradients = [parameter.name for parameter in model.used]
+    for file in (traced.of_rank(0), traced.merged()):
+        told = read(file).slices
+        backward = [piece.args["of"] for piece in told if piece.name == "backward"]
+        assert backward[-1] == gradients[-1]
+        assert backward == [name for name in gradients if name in backward], "as they come"
+        forward = [piece.args["of"] for piece in told if piece.name == "forward"]
+        assert forward == list(model.forward_modules)
+        assert not any("of" in piece.args for piece in told if piece.name == "optimizer")
+
+
 def assert_well_formed(traced: Traced) -> None:
     """Slices nest, arrows meet slices, the compute track tiles every step."""
     merged = read(traced.merged())

@@ -162,11 +162,13 @@ class Lane(Evaluator):
             work_ns = work.device_ns
             if work_ns or self._blocks:
                 scaled_ns = work_ns if factor is None else round(work_ns * factor)
-                self._compute(work.kind, self._host_ns + offset_ns, scaled_ns)
+                self._compute(work.kind, self._host_ns + offset_ns, scaled_ns, work.names)
             if self._blocks:
                 self._host_ns = self._stream_ns
 
-    def _compute(self, kind: Kind, launched_ns: int, work_ns: int) -> None:
+    def _compute(
+        self, kind: Kind, launched_ns: int, work_ns: int, names: tuple[str, ...] = ()
+    ) -> None:
         self._launch(launched_ns)
         start_ns = self._stream_ns
         if self._slow and self._slow[0].start_ns < start_ns + work_ns:
@@ -174,7 +176,7 @@ class Lane(Evaluator):
         else:
             self._stream_ns = start_ns + work_ns
         if work_ns and self._tells:
-            self.timeline.compute.append(Span(kind, start_ns, self._stream_ns))
+            self.timeline.compute.append(Span(kind, start_ns, self._stream_ns, names))
 
     def _join(self, part: Part, launched_ns: int) -> int:
         launched: Any = part.first

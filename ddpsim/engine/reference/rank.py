@@ -122,7 +122,8 @@ class Rank:
         if work.host_ns:
             yield self.env.timeout(work.host_ns)
         if work.device_ns:
-            self.compute.launch(work.kind, round(work.device_ns * self._factor))
+            work_ns = round(work.device_ns * self._factor)
+            self.compute.launch(work.kind, work_ns, work.names)
         if self.program.blocking:
             yield self.compute.record()
 

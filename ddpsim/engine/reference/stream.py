@@ -45,9 +45,9 @@ class Stream:
         self._tell_busy = tell_busy
         self._works = False
 
-    def launch(self, kind: Kind, duration_ns: int) -> None:
-        """Append work of a known duration."""
-        self._submit(lambda: self._start(kind, duration_ns))
+    def launch(self, kind: Kind, duration_ns: int, names: tuple[str, ...] = ()) -> None:
+        """Append work of a known duration; `names`: of its Span."""
+        self._submit(lambda: self._start(kind, duration_ns, names))
 
     def slow_down(self, slowing: Slowing) -> None:
         """Work takes longer from now on; of several the largest that is of several counts."""
@@ -99,9 +99,9 @@ class Stream:
         self._busy = False
         self._tell(works=False)
 
-    def _start(self, kind: Kind, duration_ns: int) -> bool:
+    def _start(self, kind: Kind, duration_ns: int, names: tuple[str, ...]) -> bool:
         self._tell(works=True)
-        finish = partial(self._finish, kind, int(self._env.now))
+        finish = partial(self._finish, kind, int(self._env.now), names)
         if self._paced:
             self._work = Progress(self._env, duration_ns, finish, self._rate)
         else:
@@ -112,12 +112,12 @@ class Stream:
         if event.processed:
             return False
         self._tell(works=False)
-        event.callbacks.append(partial(self._finish, kind, int(self._env.now)))
+        event.callbacks.append(partial(self._finish, kind, int(self._env.now), ()))
         return True
 
-    def _finish(self, kind: Kind, start_ns: int, _: Any = None) -> None:
+    def _finish(self, kind: Kind, start_ns: int, names: tuple[str, ...], _: Any = None) -> None:
         if self._observe and self._env.now > start_ns:
-            self._observe(Span(kind, start_ns, int(self._env.now)))
+            self._observe(Span(kind, start_ns, int(self._env.now), names))
         self._advance()
 
     def _fire(self, event: Event) -> bool:

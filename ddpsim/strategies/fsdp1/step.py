@@ -232,7 +232,7 @@ class Step:
             freed = self.freed.popleft()
             self._waits_for = max(self._waits_for, freed.record)
             self.held.add("parameters", -freed.size_bytes)
-        host_ns, copy_ns = flat.gather if phase.startswith("forward") else flat.regather
+        host_ns, copy_ns, _ = flat.gather if phase.startswith("forward") else flat.regather
         if unit in self._whole:
             yield Compute("unshard", host_ns if phase.startswith("forward") else flat.stays_ns, 0)
             return

@@ -167,7 +167,7 @@ class Step:
         is_kept = unit in self._kept
         self._copied[unit] = 0 if is_kept else group.copied_bytes
         self.held.add("parameters", group.gathered_bytes + self._copied[unit])
-        host_ns, copies_ns = group.regather if is_kept else group.gather
+        host_ns, copies_ns, _ = group.regather if is_kept else group.gather
         waits_for = max(self._waits_for, self._kept.get(unit, 0))
         if self.blocking or not self.sends:
             yield Compute("unshard", host_ns, copies_ns if self.sends else 0)

@@ -47,7 +47,7 @@ class _Update(NamedTuple):
     def in_turn(self) -> Iterator[Compute]:
         """`more`, parameter by parameter."""
         for i in range(self.parameters):
-            host_ns, device_ns = (_part(ns, i, self.parameters) for ns in self.more)
+            host_ns, device_ns = (_part(ns, i, self.parameters) for ns in self.more[:2])
             yield Compute("optimizer", host_ns, device_ns)
 
 
@@ -114,7 +114,8 @@ def _added(first: Launch, second: Launch) -> Launch:
 
 
 def _largest(launches: Sequence[Launch]) -> Launch:
-    return Launch(*map(max, zip(*launches, strict=True)))
+    host_ns, device_ns = (max(ns) for ns in zip(*(each[:2] for each in launches), strict=True))
+    return Launch(host_ns, device_ns)
 
 
 @dataclass(frozen=True)

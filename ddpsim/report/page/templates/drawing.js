@@ -48,6 +48,12 @@ const drawing = (() => {
   const mib = (bytes) => `${Number((bytes / 1048576).toPrecision(4))} MiB`;
   const MOST_RING_STEPS = 400; // in view: more cannot be told apart
 
+  // what the first and the last name of a bar begin with: its block, or the module itself
+  const sharedOf = (names) => {
+    const [first, last] = [names[0] ?? "", names.at(-1) ?? ""].map((name) => name.split("."));
+    const differs = first.findIndex((part, i) => part !== last[i]);
+    return first.slice(0, differs < 0 ? first.length : differs).join(".");
+  };
   const nameOf = (comm) => (comm.bucket >= 0 ? `bucket ${comm.bucket}` : comm.operation);
 
   // traces and layout of some ranks in a view, and the stops of the arrow keys on the slowest one:
@@ -155,10 +161,11 @@ const drawing = (() => {
     const place = (name, gap) => { y -= gap; ticks.push([y, name]); return y; };
     const addSpans = (spans, name, gap) => {
       const row = newRow(place(name, gap), 0.7);
-      for (const [kind, start, end] of spans) {
+      for (const [kind, start, end, names] of spans) {
         const look = looks[kind];
-        const words = `<b>${look.name}</b> ${inWords(end - start)}<br>from ${inWords(start)} to ${inWords(end)}`;
-        addBar(row, look, start, end, look.short, words);
+        const named = names.length ? `<br>${names.join(" ... ")}` : "";
+        const words = `<b>${look.name}</b> ${inWords(end - start)}${named}<br>from ${inWords(start)} to ${inWords(end)}`;
+        addBar(row, look, start, end, sharedOf(names) || look.short, words);
       }
       rows.push(row);
     };
