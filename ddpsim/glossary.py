@@ -271,7 +271,7 @@ _ALIASES = {
     **dict.fromkeys(("distributeddataparallel", "reducer"), "ddp"),
     **dict.fromkeys(("device-bound", "host-bound"), "estimate"),
     **dict.fromkeys(("host time", "kernel", "launch overhead"), "host"),
-    **dict.fromkeys(("grad_scaler", "gradscaler", "read_loss_every"), "host wait"),
+    **dict.fromkeys(("barrier", "grad_scaler", "gradscaler", "read_loss_every"), "host wait"),
     **dict.fromkeys(("forward", "backward", "optimizer", "compute"), "compute time"),
     **dict.fromkeys(("gpu-hours", "epoch"), "amount"),
     **dict.fromkeys(("in flight", "hidden", "exposed comm", "communication"), "exposed"),

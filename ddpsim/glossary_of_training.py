@@ -40,8 +40,9 @@ starts the all-reduces.""",
 Linear layers whose products are of one byte an element (workload.float8), as torchao trains them:
 operands are cast and scaled before each product. docs/explanation/compute.md.""",
     "host wait": """\
-A call that holds the host until the GPU is done, such as loss.item() (workload.read_loss_every)
-or a GradScaler's step. The GPU then idles until new work is launched.
+A call that holds the host until the GPU is done, such as loss.item() (workload.read_loss_every),
+dist.barrier() (workload.barrier_every), where it waits for all ranks too, or a GradScaler's step.
+The GPU then idles until new work is launched.
 docs/explanation/training-loop.md.""",
     "flat parameter": """\
 All parameters of a unit of fsdp1 as one tensor, padded to a multiple of the ranks. It is gathered,

@@ -392,6 +392,8 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for key, price in toggles:
         on = not getattr(ddp, key)
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
+    if ddp.reduced_again:
+        yield ["ddp.reduced_again=null"], ""
     for hook in ("none", "allreduce", *scenario.cluster.device.two_byte_hooks):
         if hook != ddp.comm_hook:
             yield hook_settings(ddp, hook), _ROUNDS if hook.endswith("compress") else ""

@@ -40,6 +40,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "mixed_precision": "ddp.mixed_precision=null",
     "optimizer_in_backward": "ddp.optimizer_in_backward=false",
     "optimize_ddp": "ddp.optimize_ddp=true",
+    "reduced_again": "ddp.reduced_again=null",
 }
 
 

@@ -27,7 +27,8 @@ __all__ = ["Built", "Parts", "cluster_profile"]
 
 Built = TypeVar("Built")
 _KEPT = 16
-_OF_LOOP = ("data", "read_loss_every")  # keys of a workload that no model depends on
+# keys of a workload that no model depends on
+_OF_LOOP = ("data", "read_loss_every", "barrier_every")
 
 
 class Parts:
@@ -144,8 +145,8 @@ def _program_inputs(
     cluster, workload = scenario.cluster, scenario.workload
     ranks = (cluster.nodes, cluster.world_size)  # what hooks gather, and groups of nodes
     of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, ranks)
-    of_workload = (workload.batch_per_rank, workload.read_loss_every, scenario.run.iterations)
-    return id(model), model, overheads, of_cluster, of_workload
+    of_ends = (workload.read_loss_every, workload.barrier_every, scenario.run.iterations)
+    return id(model), model, overheads, of_cluster, workload.batch_per_rank, of_ends
 
 
 def _shards(scenario: Scenario) -> tuple[int, ...] | None:

@@ -51,7 +51,6 @@ _NCCL = {
     "reduce": "ncclDevKernel_Reduce",
     "send": "ncclDevKernel_SendRecv",
 }
-_OTHERS = {"all_reduce": "all_reduce of the map of used parameters"}  # of no bucket
 _COMPUTE_STREAM, _NCCL_STREAM = 7, 20  # as PyTorch's profiler often numbers them
 _CPU_PID = 100_000  # a process of its own, apart from those named after GPUs
 _STEPS_TID, _COMPUTE_TID, _COMM_TID = 1, 2, 3  # of a rank in the merged file
@@ -354,9 +353,8 @@ def _nccl_streams(lanes: _Lanes, first: int) -> dict[int, str]:
 def _called(span: CommSpan) -> str:
     if span.bucket >= 0:
         return f"{span.operation} bucket {span.bucket}"
-    if span.is_of_norm:
-        return f"{span.operation} of {span.cause}"
-    return _OTHERS.get(span.operation, span.operation)
+    tells = span.is_of_norm or span.operation == "all_reduce"
+    return f"{span.operation} of {span.cause}" if tells and span.cause else span.operation
 
 
 def _us(ticks_ns: int) -> str:

@@ -368,6 +368,8 @@ def _mostly(longest: CommSpan, broadcast: str) -> str:
     causes = {
         "sync_batch_norm": "the statistics of SyncBatchNorm",
         _AVERAGE: "the average of the parameters, in steps that have one",
+        "a barrier": "barriers, where ranks wait for each other",
+        "parameter ": "gradients that are reduced beside DDP",
         "join": "join's all-reduce, which counts the ranks that have inputs",
     }
     operations = {

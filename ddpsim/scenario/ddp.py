@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.options.ddp_values import (
     FAILS_ON_GLOO,
     BucketCaps,
+    BucketGroups,
     CommHook,
     KnownTorch,
     StrategyName,
@@ -45,11 +46,12 @@ OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
     "fully_shard": _FULLY_SHARDED,
     "fsdp1": ("fsdp1",),
+    "bucket_groups": ("naive_flat",),
 }
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("bucket_order", "broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
-    *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp"),
+    *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp", "reduced_again"),
 )
 
 
@@ -64,6 +66,7 @@ class Ddp(Spec):
     """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
     model_config = ConfigDict(json_schema_extra=_know_newer_names)
+    example: ClassVar[str] = "{bucket_cap_mb: 25}"
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
     torch: KnownTorch = Field("2.15", description="the version whose rules are followed")
@@ -109,6 +112,17 @@ class Ddp(Spec):
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
         "bucket too; a list = cap by cap, the last repeats (bucket_cap_mb_list); naive_flat: none",
+    )
+    bucket_groups: BucketGroups = Field(
+        None,
+        description="of strategy: naive_flat: a list for each flat tensor, of its parameters or "
+        "their modules; they are reduced in this order",
+    )
+    reduced_again: Literal["hooks", "after_backward"] | None = Field(
+        None,
+        description="what DDP reduces is reduced by the loop, too. hooks: each gradient's own hook "
+        "calls a blocking all_reduce before DDP's (register_hook); after_backward: a loop over all "
+        "gradients calls it once DDP is done; default: not",
     )
     gradient_as_bucket_view: bool = Field(default=False, description="saves the copy back")
     find_unused_parameters: bool = Field(default=False, description="buckets are never rebuilt")
@@ -315,6 +329,8 @@ class Ddp(Spec):
             if self.strategy not in strategies and getattr(self, key) is not None:
                 of = " or ".join(strategies)
                 raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)
+        if self.bucket_groups and self.bucket_cap_mb is not None:
+            raise fail("and bucket_cap_mb both say what goes together; drop one", "bucket_groups")
         if self.join and self.strategy == "zero1":
             raise fail("is not modelled beside ZeroRedundancyOptimizer (zero1); drop one", "join")
         return self
@@ -330,6 +346,21 @@ class Ddp(Spec):
                 "fp16_compress, bf16_compress or top_k",
                 "comm_hook",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reduces_again_what_is_there(self) -> Ddp:
+        reasons = {
+            "is not modelled within join, whose joined ranks would have to call it; drop one": (
+                self.join
+            ),
+            "is not modelled with DDP's mixed_precision; drop one": self.mixed_precision,
+            "finds no gradients after optimizer_in_backward; drop one": self.optimizer_in_backward,
+            "is not modelled with zero1.overlap_with_ddp; drop one": self.overlaps_optimizer,
+        }
+        for reason, holds in reasons.items():
+            if self.reduced_again and holds:
+                raise fail(reason, "reduced_again")
         return self
 
     @property

@@ -127,6 +127,7 @@ class Scenario(Spec):
                 ddp.comm_hook != "none",
             ),
             "join": ("DataParallel has no join; drop it", ddp.join is not None),
+            "reduced_again": ("DataParallel has no ranks to do so; drop it", ddp.reduced_again),
             "accumulation_steps": (
                 "micro-batches are not modelled under DataParallel, which has no no_sync; write 1",
                 ddp.accumulation_steps > 1,
@@ -135,6 +136,8 @@ class Scenario(Spec):
         for key, (reason, holds) in reasons.items():
             if holds:
                 raise fail(reason, f"ddp.{key}")
+        if self.workload.barrier_every:
+            raise fail("DataParallel is one process, and has no barrier", "workload.barrier_every")
 
     def _check_mixed_precision(self) -> None:
         """Raise where DDP's own mixed precision meets what is not modelled beside it."""

@@ -307,6 +307,11 @@ class Workload(Spec):
         description="the loop calls loss.item() at the end of every so many steps, where the host "
         "waits for the device; default: never",
     )
+    barrier_every: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None,
+        description="the loop calls dist.barrier() at the end of every so many steps, where all "
+        "ranks meet and each host waits for its device; default: never",
+    )
     debug: DebugSettings | None = Field(
         None, description="debug settings of torch and NCCL that were left on; default: none"
     )

@@ -6,10 +6,14 @@ torch/distributed/algorithms/model_averaging/utils.py (average_parameters).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from ddpsim.errors import InputError, shown
+from ddpsim.scenario.suggest import did_you_mean
 from ddpsim.strategies.ddp.buckets import assign_by_size
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
@@ -25,7 +29,8 @@ ONE_BY_ONE = {  # phases of a loop that reduces each gradient on its own
     "all_reduce": "all-reduces of gradients, one after another",
 }
 
-_AVERAGE = -5  # a number beside those of a step's other collectives
+_GROUPS = "ddp.bucket_groups"
+_AVERAGE, _AGAIN = -5, -6  # numbers beside those of a step's other collectives
 
 
 class AllReduce(NamedTuple):
@@ -55,6 +60,11 @@ class AllReduce(NamedTuple):
         yield self.launched(_AVERAGE, index)
         yield Await(_AVERAGE)
         yield compute("averaging", self.bucket.copy_back)
+
+    def again(self) -> tuple[Instruction, ...]:
+        """Of a gradient that DDP reduces too: awaited at once, and divided."""
+        launched = self.launched(_AGAIN, -1)._replace(cause=f"{self.cause}, beside DDP's")
+        return launched, Await(_AGAIN), compute("copy_back", self.bucket.copy_back)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,35 @@ class AllReduces:
             causes = [f"gradients of flat tensor {number}" for number in range(len(groups))]
         return tuple(map(self._of_members, members, causes))
 
+    def grouped(self, groups: Sequence[Sequence[str]]) -> tuple[AllReduce, ...]:
+        """One of each group of gradients, named by parameters or their modules, as `flat` does.
+
+        Raises InputError.
+        """
+        known = [parameter.name for parameter in self.model.parameters]
+        members = [sorted({i for name in group for i in _held(name, known)}) for group in groups]
+        counts = Counter(i for group in members for i in group)
+        twice = [known[i] for i, count in counts.items() if count > 1]
+        left_out = [known[i] for i in self._used if i not in counts]
+        if twice:
+            raise InputError(_GROUPS, f"{twice[0]} is in two groups; name it in one")
+        if left_out:
+            many = f"{len(left_out)} parameters are in no group (first: {left_out[0]})"
+            raise InputError(_GROUPS, f"{many}; name them, or their modules, in one")
+        return tuple(
+            self._of_members(self._of_one_dtype(group), f"gradients of flat tensor {number}")
+            for number, group in enumerate(members)
+        )
+
+    def _of_one_dtype(self, members: Sequence[int]) -> list[int]:
+        """Those that have a gradient."""
+        dtypes = sorted({self.model.parameters[i].dtype for i in members})
+        if len(dtypes) > 1:
+            first = self.model.parameters[members[0]].name
+            told = f"the group of {first} holds {' and '.join(dtypes)}, which no one tensor holds"
+            raise InputError(_GROUPS, f"{told}; make a group of each")
+        return [i for i in members if i in self._used]
+
     def averaged(self) -> AllReduce:
         """Of all parameters: copied into one tensor of the widest dtype, divided, reduced.
 
@@ -114,7 +153,7 @@ class AllReduces:
         )
         return AllReduce(bucket, "average of the parameters", self._launch_ns)
 
-    @property
+    @cached_property
     def _used(self) -> tuple[int, ...]:
         """Parameters with a gradient, in registration order."""
         return tuple(sorted(self.model.ready_order))
@@ -144,6 +183,18 @@ class AllReduces:
 
     def _launch(self, works: Sequence[Work]) -> Launch:
         return self.ticks.launch(joined(works))
+
+
+def _held(name: str, known: Sequence[str]) -> list[int]:
+    """The parameters of a name, or of a module of that name; raises InputError for none."""
+    held = [i for i, each in enumerate(known) if each == name or each.startswith(f"{name}.")]
+    if not held:
+        parts = [each.split(".") for each in known]
+        modules = (".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))
+        hint = did_you_mean(name, dict.fromkeys(modules))
+        told = f"{shown(name)} holds no parameter.{hint} Name a parameter of the model, or a module"
+        raise InputError(_GROUPS, told)
+    return held
 
 
 def _promoted_bytes(dtypes: set[str]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
 
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.instructions import (
+    Exchange,
     Instruction,
     LoadBatch,
     Mark,
@@ -20,6 +23,8 @@ from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, joined, scale
 
 __all__ = ["MicroBatch", "ModelWork", "with_additions"]
+
+_Passes = tuple[tuple[Piece, ...], tuple[Piece, ...]]  # forward and backward
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class ModelWork:
 
     ready_order: tuple[int, ...]
     accumulation_steps: int
-    first: tuple[tuple[Piece, ...], tuple[Piece, ...]]
-    later: tuple[tuple[Piece, ...], tuple[Piece, ...]]
+    first: _Passes
+    later: _Passes
     optimizer: Launch
     around: AroundOptimizer
 
@@ -68,6 +73,33 @@ class ModelWork:
             later = norms.forward(forward), norms.backward(backward)
         optimizer = ticks.launch(model.optimizer)
         return cls(model.ready_order, accumulation_steps, first, later, optimizer, around)
+
+    def reduced_again(
+        self,
+        again: Sequence[tuple[Instruction, ...]],
+        place: Literal["hooks", "after_backward"] | None,
+    ) -> ModelWork:
+        """The same, whose gradients are reduced `again`, in `ready_order`: where each is made, or
+        before the optimizer; None: not.
+
+        A tensor's hook is called in each backward, under no_sync too.
+        """
+        if place is None:
+            return self
+        if place == "after_backward":
+            by_parameter = dict(zip(self.ready_order, again, strict=True))
+            loop = chain.from_iterable(by_parameter[i] for i in sorted(by_parameter))
+            around = self.around._replace(before=(*loop, *self.around.before))
+            return replace(self, around=around)
+        each = (*again, ())
+
+        def hooked(passes: _Passes) -> _Passes:
+            forward, backward = passes
+            pieces = zip(backward, each, strict=True)
+            made = ((*compute_all("backward", [piece]), *hook) for piece, hook in pieces)
+            return forward, tuple(map(Exchange, made))
+
+        return replace(self, first=hooked(self.first), later=hooked(self.later))
 
     @property
     def micro_batches(self) -> Iterator[MicroBatch]:

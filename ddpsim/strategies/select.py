@@ -19,16 +19,18 @@ from ddpsim.scenario.other_strategies import factory_of
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.buckets import stated_caps
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.ticks import Launch
-from ddpsim.strategies.training_loop.around_optimizer import NormSum
+from ddpsim.strategies.training_loop.around_optimizer import NormSum, read_value
 from ddpsim.strategies.training_loop.around_steps import (
+    EndsOfSteps,
     ForwardAlone,
     InputCopies,
-    LossReads,
     ThroughHost,
+    barrier,
 )
 from ddpsim.workload.optimizer import moved_bytes
 
@@ -59,7 +61,9 @@ def _ddp(context: StrategyContext) -> DistributedDataParallel:
     spec = context.scenario.ddp
     ranks = context.scenario.cluster.world_size
     own = context.costs, context.ticks, context.own_factor, ranks
-    ddp = DistributedDataParallel.of(context.model, context.work, spec, *own)
+    again = [each.again() for each in context.all_reduces.as_ready()]
+    work = context.work.reduced_again(again, spec.reduced_again)
+    ddp = DistributedDataParallel.of(context.model, work, spec, *own)
     ddp = replace(ddp, gradients_stay=not context.scenario.workload.set_to_none)
     if spec.mixed_precision:
         return _mixing(ddp, context, spec.mixed_precision)
@@ -183,9 +187,10 @@ def _naive(context: StrategyContext) -> Strategy:
 def _naive_flat(context: StrategyContext) -> Strategy:
     from ddpsim.strategies.after_backward import FlatAfterBackward
 
-    return FlatAfterBackward(
-        context.work, context.all_reduces.flat(stated_caps(context.scenario.ddp))
-    )
+    ddp, all_reduces = context.scenario.ddp, context.all_reduces
+    groups = ddp.bucket_groups
+    flat = all_reduces.grouped(groups) if groups else all_reduces.flat(stated_caps(ddp))
+    return FlatAfterBackward(context.work, flat)
 
 
 def _per_parameter(context: StrategyContext) -> Strategy:
@@ -282,6 +287,10 @@ def select(context: StrategyContext) -> Strategy:
     strategy, cluster = _built(name, context), context.scenario.cluster
     if context.scenario.copies_through_host:
         strategy = ThroughHost(strategy, cluster.world_size, cluster.device, context.ticks)
+    every = context.scenario.workload.barrier_every
+    if every and cluster.world_size > 1:
+        launch_ns = context.ticks.host_ns(PYTHON_COLLECTIVE_S)
+        strategy = EndsOfSteps(strategy, every, barrier(launch_ns))
     return _in_loop(strategy, context, gpus if name == "data_parallel" else 1)
 
 
@@ -325,7 +334,8 @@ def _in_loop(strategy: Strategy, context: StrategyContext, batches: int = 1) -> 
         ranks = context.scenario.cluster.world_size
         strategy = Debugged(strategy, debug, ranks, device, context.ticks)
     if workload.read_loss_every:
-        strategy = LossReads(strategy, workload.read_loss_every, device, context.ticks)
+        read = read_value(device, context.ticks)
+        strategy = EndsOfSteps(strategy, workload.read_loss_every, read)
     return strategy
 
 

@@ -95,6 +95,49 @@ def test_buckets_by_hand_are_reduced_after_the_backward() -> None:
     assert two.comm_time_s > one.comm_time_s
 
 
+def test_groups_are_sent_in_their_order() -> None:
+    """Those of a cap, the other way round: each tensor is as long, the times are the same."""
+    capped = predict("naive-vs-ddp", FLAT, "ddp.bucket_cap_mb=60")
+    names = [parameter.name for parameter in resolve(load("naive-vs-ddp")).model.parameters]
+    cut = names.index(capped.buckets[1].first)
+    groups = json.dumps([names[cut:], names[:cut]])
+    by_hand = predict("naive-vs-ddp", FLAT, f"ddp.bucket_groups={groups}")
+    assert [(b.first, b.size_bytes) for b in by_hand.buckets] == [
+        (b.first, b.size_bytes) for b in capped.buckets[::-1]
+    ]
+    assert by_hand.iteration_time_s == capped.iteration_time_s
+
+
+def test_what_ddp_has_reduced_is_sent_twice() -> None:
+    """Hooks wait behind DDP's buckets, so that less is hidden than beside a loop afterwards."""
+    name = "resnet50-2x8-25gbit"
+    once = predict(name)
+    sent = sum(each.size_bytes for each in resolve(load(name)).sent)
+    for place in ("hooks", "after_backward"):
+        twice = predict(name, f"ddp.reduced_again={place}")
+        step = resolve(load(name, f"ddp.reduced_again={place}")).program.steady_step
+        again = [i for i in step if isinstance(i, Communicate) and "beside DDP's" in i.cause]
+        assert sum(each.size_bytes for each in again) == sent
+        assert len(twice.buckets) == len(once.buckets)
+        assert twice.exposed_comm_s > 1.5 * once.exposed_comm_s
+        assert "gradients that are reduced beside DDP" in twice.bottleneck.text
+
+
+def test_hooks_of_ones_own_reduce_under_no_sync_too() -> None:
+    settings = ("ddp.accumulation_steps=3", "ddp.reduced_again=hooks")
+    job = resolve(load("resnet50-2x8-25gbit", *settings))
+    sent = [i for i in job.program.steady_step if isinstance(i, Communicate)]
+    assert sum("beside DDP's" in each.cause for each in sent) == 3 * len(job.model.ready_order)
+
+
+def test_a_barrier_holds_the_host_at_the_end_of_its_steps() -> None:
+    job = resolve(load("resnet50-2x8-25gbit", "workload.barrier_every=3"))
+    steps = [job.program.steady().step(number) for number in range(3)]
+    ends = [[type(i).__name__ for i in step[-4:]] for step in steps]
+    held = ["Communicate", "Await", "Synchronize", "Mark"]
+    assert ends.count(held) == 1
+
+
 @settings(max_examples=100)
 @given(models(), st.integers(200, 500), st.integers(3, 5))
 def test_a_naive_step_is_never_faster_than_a_flat_one(

@@ -59,6 +59,7 @@ def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[A
     backend, device = ("nccl", "a100-sxm-40gb") if as_on_gpu else ("gloo", "cpu-core")
     ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
     workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}
+    workload["barrier_every"] = (options := dict(options)).pop("barrier_every", None)
     if "mixed_precision" in options:
         workload["precision"] = "amp-bf16"
     scenario = Scenario.model_validate(

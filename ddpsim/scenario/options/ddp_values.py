@@ -14,6 +14,7 @@ __all__ = [
     "FAILS_ON_GLOO",
     "OWN_STRATEGIES",
     "BucketCaps",
+    "BucketGroups",
     "CommHook",
     "KnownTorch",
     "StrategyName",
@@ -141,6 +142,38 @@ BucketCaps = Annotated[
                     "minItems": 1,
                     "items": {"type": "number", "exclusiveMinimum": 0},
                 },
+            ]
+        }
+    ),
+]
+
+
+def _bucket_groups(value: Any) -> tuple[tuple[str, ...], ...] | None:
+    if value is None:
+        return None
+    groups = list(value) if isinstance(value, (list, tuple)) else []
+    for group in groups or [value]:
+        names = list(group) if isinstance(group, (list, tuple)) else []
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(
+                f"{shown(group)} is no list of names: write a list for each flat tensor, of "
+                "parameters or modules, such as [[layer4, fc], [conv1, bn1, layer1]]"
+            )
+    return tuple(map(tuple, groups))
+
+
+BucketGroups = Annotated[
+    tuple[tuple[str, ...], ...] | None,
+    PlainValidator(_bucket_groups),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                },
+                {"type": "null"},
             ]
         }
     ),

@@ -162,7 +162,7 @@ class Reducer:
             self._launched.append(sent.number)
         if len(self._launched) == len(self._buckets) and self._work.used_map_bytes:
             map_bytes = self._work.used_map_bytes
-            used_map = self._communicate("all_reduce", map_bytes, "map of used parameters")
+            used_map = self._communicate("all_reduce", map_bytes, "the map of used parameters")
             yield used_map
             self._used_map = used_map.number
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from math import lcm
 
@@ -21,19 +21,21 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop.around_optimizer import read_value
 from ddpsim.workload.model import Model, Work
 
 __all__ = [
     "STAGED_BYTES_PER_S",
     "Around",
+    "EndsOfSteps",
     "ForwardAlone",
     "InputCopies",
-    "LossReads",
     "ThroughHost",
+    "barrier",
     "input_rate",
 ]
 
+_BARRIER = -7  # a number beside those of a step's other collectives
+_FLOAT_BYTES = 4
 STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
 
 
@@ -157,16 +159,16 @@ class InputCopies(Around):
                 yield from self._copied
 
 
-class LossReads(Around):
-    """Another strategy whose loop reads the loss on the host at the end of every so many steps.
+class EndsOfSteps(Around):
+    """Another strategy whose loop does more at the end of every so many steps.
 
-    Every second kind of step is one of the other strategy's with such a read.
+    Every second kind of step is one of the other strategy's with that.
     """
 
-    def __init__(self, inner: Strategy, every: int, device: Device, ticks: Ticks) -> None:
+    def __init__(self, inner: Strategy, every: int, done: Iterable[Instruction]) -> None:
         super().__init__(inner)
         self._every = every
-        self._read = read_value(device, ticks)
+        self._done = tuple(done)
 
     @property
     def kinds(self) -> int:
@@ -184,16 +186,27 @@ class LossReads(Around):
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
-        inner, reads = divmod(kind, 2)
+        inner, does_more = divmod(kind, 2)
         *step, end = self._inner.step(inner)
         yield from step
-        if reads:
-            yield from self._read
+        if does_more:
+            yield from self._done
         yield end
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
         return self._inner.buckets(kind // 2)
+
+
+def barrier(launch_ns: int) -> tuple[Instruction, ...]:
+    """`dist.barrier()`, whose call takes the host `launch_ns`.
+
+    NCCL's is an all-reduce of one float, after which the host waits for its stream (torch's
+    ProcessGroupNCCL.cpp: barrier). Gloo's sends as many empty messages as an all-reduce has steps
+    at most; it is priced as one of a float.
+    """
+    sent = Communicate(_BARRIER, launch_ns, "all_reduce", _FLOAT_BYTES, cause="a barrier")
+    return sent, Await(_BARRIER), Synchronize()
 
 
 class ThroughHost(Around):

@@ -66,6 +66,8 @@ def scenarios(
         "inter_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
     }
     ddp = draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"}
+    if not ddp["join"]:
+        ddp["reduced_again"] = draw(st.sampled_from([None, None, "hooks", "after_backward"]))
     if not gloo and draw(st.integers(0, 3)) == 0:
         ddp |= draw(st.sampled_from(STAGED_HOOKS))
     run: dict[str, Any] = {"iterations": 2, "seed": draw(st.integers(0, 99))}
@@ -120,6 +122,7 @@ def loop_options() -> st.SearchStrategy[dict[str, Any]]:
             "optimizer": st.sampled_from([{"fused": True}, {}]),
             "clip_grad_norm": st.sampled_from([None, True, {"error_if_nonfinite": True}]),
             "read_loss_every": st.sampled_from([None, 1, 2, 3]),
+            "barrier_every": st.sampled_from([None, None, 1, 2]),
         }
     )
     return st.just({}) | every_option

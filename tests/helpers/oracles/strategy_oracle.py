@@ -37,11 +37,14 @@ from training_loops import (
     DdpJoined,
     DdpPostLocal,
     DdpPostLocalAlone,
+    DdpReducedAfter,
+    DdpReducedInHooks,
     DdpSynced,
     LocalSgd,
     Loop,
     Naive,
     NaiveFlat,
+    NaiveGroups,
     PerParameter,
     PerParameterBlocking,
     PerParameterSynced,
@@ -58,6 +61,10 @@ MODELS = PLAIN | {"synced": (synced, lambda: torch.randn(6, 64))}
 LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
     "naive": (Naive, {"strategy": "naive"}),
     "naive_flat": (NaiveFlat, {"strategy": "naive_flat"}),
+    "naive_flat groups": (
+        NaiveGroups,
+        {"strategy": "naive_flat", "bucket_groups": [["2", "4.weight", "4.bias"], ["0", "1"]]},
+    ),
     "per_parameter": (PerParameter, {"strategy": "per_parameter"}),
     "per_parameter synced": (PerParameterSynced, {"strategy": "per_parameter", "no_sync": False}),
     "per_parameter blocking": (
@@ -185,6 +192,14 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
             "mixed_precision": {"param": "bfloat16", "buffer": "bfloat16"},
         },
     ),
+    "ddp reduced again in hooks": (
+        DdpReducedInHooks,
+        {"bucket_cap_mb": 0.2, "reduced_again": "hooks"},
+    ),
+    "ddp reduced again after it": (
+        DdpReducedAfter,
+        {"bucket_cap_mb": 0.2, "reduced_again": "after_backward", "barrier_every": EVERY},
+    ),
     "ddp synced": (DdpSynced, {"bucket_cap_mb": 0.2, "no_sync": False}),
 }
 
@@ -263,6 +278,8 @@ def cases() -> list[tuple[str, str, int]]:
         and not (loop.endswith(("overlapped", "interleaved", "in shards")) and model != "tied")
         and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not (" powerSGD " in loop and model != "tied")
+        and not (loop.endswith("groups") and model != "dense")
+        and not ("again" in loop and model not in ("dense", "tied"))
         and not ("mixed precision" in loop and model not in ("dense", "mixed"))
         and not (loop.endswith("static") and (model, micro_batches) != ("dense", 1))
         and not ("powerSGD" in loop and (model not in ("tied", "synced") or micro_batches > 1))

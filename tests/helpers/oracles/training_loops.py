@@ -67,6 +67,20 @@ class NaiveFlat(Loop):
                 gradient.copy_(reduced)
 
 
+class NaiveGroups(Loop):
+    """Two flat tensors by hand: the second half of the parameters first."""
+
+    def reduce(self) -> None:
+        gradients = self.gradients()
+        half = len(gradients) // 2
+        for group in (gradients[half:], gradients[:half]):
+            flat = _flatten_dense_tensors(group)
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            for gradient, part in zip(group, _unflatten_dense_tensors(flat, group), strict=True):
+                gradient.copy_(part)
+
+
 class PerParameter(Loop):
     no_sync = True
 
@@ -173,11 +187,41 @@ class Ddp(Loop):
             quiet = self.no_sync and number < micro_batches - 1
             with self.module.no_sync() if quiet else nullcontext():
                 self.backward()
+        self.reduce()
         self.optimizer.step()
 
 
 class DdpSynced(Ddp):
     no_sync = False
+
+
+class DdpReducedInHooks(Ddp):
+    """A tensor's hook, which autograd calls before DDP's, under no_sync too."""
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        super().__init__(module, make_input)
+        for parameter in self.module.parameters():
+            parameter.register_hook(self.reduced)
+
+    def reduced(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.calls.append(("all_reduce", gradient.nbytes))
+        work = dist.group.WORLD.allreduce([gradient])
+        work.wait()
+        return gradient.div_(dist.get_world_size())
+
+
+class DdpReducedAfter(Ddp):
+    """A loop over all gradients, as without DDP, and a barrier in every third step."""
+
+    steps = 0
+    reduce = Naive.reduce
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        super().step(calls, micro_batches)
+        if self.steps % EVERY == 0:
+            calls.append(("all_reduce", 4))  # as NCCL's barrier has it
+            dist.barrier()
+        self.steps += 1
 
 
 class DdpJoined(Ddp):
