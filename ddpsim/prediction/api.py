@@ -20,6 +20,7 @@ from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.start_up import start_up_of
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, rank_variation, uncertainties
 from ddpsim.progress import stage
@@ -182,6 +183,7 @@ def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
         prediction_interval_s=interval,
         training=training_of(job.scenario, job.model, result.iteration_time_s.mean, pauses_of(job)),
         estimate=_estimate(job, result, interval, known),
+        start_up=start_up_of(job),
     )
     return replace(result, stragglers=_stragglers(job, result, engine))
 

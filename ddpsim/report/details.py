@@ -16,6 +16,7 @@ from ddpsim.result.model import (
     PredictionInterval,
     Result,
 )
+from ddpsim.result.start_up import StartUp
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["effect", "sources", "tables"]
@@ -46,6 +47,7 @@ def sources(result: Result) -> Iterator[str]:
     """Memory at its peak, the warm-up, and all of what inputs and interval rest on."""
     if result.memory_peak:
         yield from labelled("", _peak_words(result.memory_peak))
+    yield from _start_up(result.start_up)
     yield from _warm_up(result)
     yield from _inputs(result.provenance)
     yield from _interval_sources(result.prediction_interval_s)
@@ -138,7 +140,23 @@ def _warm_up(result: Result) -> Iterator[str]:
     never = ", buckets never rebuilt" if result.strategy in ("ddp", "zero1") else ""
     when = never if rebuilt is None else " before the bucket rebuild"
     first = format_duration(result.warmup_s[0])
-    yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")
+    yield from labelled("warm-up", f"first iteration {first}{when}")
+
+
+def _start_up(start_up: StartUp | None) -> Iterator[str]:
+    """What comes once, and is not part of the step."""
+    if start_up is None:
+        return
+    said = []
+    if start_up.broadcast_bytes and start_up.broadcast_s:
+        sent = format_bytes(start_up.broadcast_bytes)
+        took = format_duration(start_up.broadcast_s)
+        said.append(f"{sent} of parameters and buffers broadcast in {took}")
+    if start_up.communicator_s:
+        low, high = map(format_duration, start_up.communicator_s)
+        said.append(f"NCCL's communicator in {low} to {high} (published for other clusters)")
+    if said:
+        yield from labelled("start-up", f"once, not in the step: {'; '.join(said)}")
 
 
 def _inputs(provenance: Sequence[Provenance]) -> Iterator[str]:

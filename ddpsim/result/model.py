@@ -7,6 +7,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpsim.provenance import Z_80, Provenance
+from ddpsim.result.start_up import StartUp
 from ddpsim.result.training import Training
 from ddpsim.units import format_duration
 
@@ -305,7 +306,8 @@ class Result:
     are those of an iteration with communication, where some have none. `strategy` is ddp.strategy,
     or data_parallel. `memory_peak`: where in the step a strategy that shards holds most, which
     `buckets` of `memory_bytes_per_gpu` is made of. `estimate`: of a step of a GPU that was not
-    measured. `gpus_per_rank`: those of a replica that is a rank; JSON leaves out one.
+    measured. `gpus_per_rank`: those of a replica that is a rank; JSON leaves out one. `start_up`:
+    what comes once before the first step; None of one rank.
     """
 
     name: str
@@ -342,6 +344,7 @@ class Result:
     memory_peak: MemoryPeak | None = None
     estimate: Estimate | None = None
     gpus_per_rank: int = 1
+    start_up: StartUp | None = None
 
     @property
     def gpus(self) -> int:

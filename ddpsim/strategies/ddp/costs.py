@@ -17,7 +17,7 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.strategies.ddp.buckets import assign_by_size
 from ddpsim.units import MIB
-from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
+from ddpsim.workload.model import ITEM_BYTES, Buffer, Model, Parameter, Work
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
@@ -219,8 +219,18 @@ class DdpCosts:
 
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
         """What is broadcast together: buffers of one dtype, up to 250 MiB (_sync_buffers)."""
-        if not self.ddp.broadcast_buffers:
-            return ()
+        return self._together(buffers) if self.ddp.broadcast_buffers else ()
+
+    def first_broadcasts(self, model: Model) -> tuple[BufferBroadcast, ...]:
+        """What DDP's constructor broadcasts, likewise: parameters and buffers.
+
+        Source: torch's distributed/utils.py (_sync_module_states), which takes frozen ones too.
+        """
+        states = [Buffer(each.dtype, each.numel) for each in model.parameters]
+        frozen = [Buffer("uint8", model.frozen_bytes)] if model.frozen_bytes else []
+        return self._together([*states, *frozen, *model.buffers])
+
+    def _together(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
         sizes_bytes = [buffer.size_bytes for buffer in buffers]
         dtypes = [buffer.dtype for buffer in buffers]
         groups = assign_by_size(sizes_bytes, dtypes, [_BROADCAST_BYTES])
