@@ -5,7 +5,8 @@
 writes the page, Pyodide (npm's package) and the wheels that ddpsim needs (PyPI's) into one folder,
 which any static server serves. It needs npm, pip and the network; the documentation builds without.
 Where PyPI has no numpy for Pyodide, `--wheel numpy-....whl` of Pyodide's own distribution adds it.
-Without numpy a step of equal ranks is simulated, but it gets no interval and no scaling.
+Without numpy equal ranks are simulated, with intervals; ranks that differ, or of which a ring's
+links set some apart, are not: the plain model does without it, but takes 14 s for one step of 32.
 """
 
 from __future__ import annotations

@@ -47,15 +47,19 @@ def test_it_names_no_file_and_says_what_is_missing() -> None:
         "sys.modules['numpy'] = None\n"
         "from ddpsim.explore.answer import json_answer\n"
         f"question = {QUESTION!r}\n"
-        "asked = (question | {'part': part} for part in ('step', 'scaling'))\n"
+        "asked = (question | {'part': part} for part in ('step', 'sure', 'scaling'))\n"
         "print(*(json_answer(json.dumps(each)) for each in asked), sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    step, scaling = map(json.loads, done.stdout.splitlines())
+    step, sure, scaling = map(json.loads, done.stdout.splitlines())
     assert step["facts"][0]["text"] == step_of()  # as equal ranks need no numpy
-    assert scaling["problems"][0]["message"] == "needs numpy, which is not here"
+    whole = json.loads(json_answer(json.dumps(QUESTION | {"part": "sure"})))
+    assert sure["interval"] == whole["interval"]
+    assert sure["next"][0]["why"] == "to try other settings needs numpy, which is not here"
+    assert len(scaling["figure"]["data"][0]["x"]) == 2
+    assert scaling["left_out"][0] == "4 nodes: needs numpy, which is not here"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -88,5 +92,8 @@ def test_it_simulates_in_the_browser(address: str, browser: Browser) -> None:
     browser.wait_for(f"{SETTLED} && location.hash.includes('bucket_cap_mb')")
     cap = browser.evaluate("new URLSearchParams(location.hash.slice(1)).get('ddp.bucket_cap_mb')")
     assert browser.evaluate(STEP) == step_of(f"ddp.bucket_cap_mb={cap}") != step_of()
+    told = browser.evaluate("document.getElementById('note').textContent")
+    has_numpy = any(Path(os.environ[SITE], "wheels").glob("numpy-*.whl"))
+    assert told == "" if has_numpy else told.startswith("Without numpy, of which PyPI has no wheel")
     assert browser.complaints == []
     assert all(url.startswith((address, "data:")) for url in browser.requests)

@@ -1,6 +1,8 @@
 // The simulator in a browser, without a server: Pyodide, and the wheels that wheels.json lists.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
+const WITHOUT_NUMPY = "Without numpy, of which PyPI has no wheel for browsers, ranks that are unlike each "
+  + "other, or that links set apart, are not simulated here; ddpsim explore does.";
 const read = async (path) => {
   const reply = await fetch(path);
   if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
@@ -13,7 +15,7 @@ const load = async () => {
   const python = await loadPyodide();
   for (const wheel of await Promise.all(wheels)) python.unpackArchive(wheel, "wheel");
   const answer = python.runPython("from ddpsim.explore.answer import json_answer; json_answer");
-  postMessage({ note: "" });
+  postMessage({ note: names.some((name) => name.startsWith("numpy-")) ? "" : WITHOUT_NUMPY });
   return answer;
 };
 const loaded = load();
