@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpsim.glossary_of_training import TRAINING
 
-__all__ = ["TERMS", "lookup"]
+__all__ = ["TERMS", "lookup", "names"]
 
 TERMS: dict[str, str] = TRAINING | {
     "algorithm": """\
@@ -379,6 +379,11 @@ _ALIASES = {
 _MESSAGES = {
     "expected to have finished reduction": "unused parameters",
 }
+
+
+def names() -> list[str]:
+    """Every term, and what else it is called."""
+    return [*TERMS, *_ALIASES]
 
 
 def lookup(term: str) -> str | None:

@@ -186,13 +186,20 @@ def explain(
     print(lookup(words) or _explain_name(words))
 
 
+def _all_words() -> list[str]:
+    """Terms, their other names, and keys without their sections."""
+    from ddpsim.glossary import names
+    from ddpsim.scenario.load import all_keys
+
+    return [*names(), *(key.rpartition(".")[2] for key in all_keys())]
+
+
 def _explain_name(name: str) -> str:
     """A scenario's key, wherever it stands, or a cause of `diagnose`; raises BadParameter."""
     from inspect import getdoc
     from textwrap import fill
 
     from ddpsim.diagnosis.hypotheses import explained
-    from ddpsim.glossary import TERMS
     from ddpsim.report.lines import screen_width
     from ddpsim.scenario.load import all_keys, keys_named
     from ddpsim.scenario.other_strategies import factory_of, other_strategies
@@ -204,8 +211,7 @@ def _explain_name(name: str) -> str:
         with input_errors():
             found.append(f"{name}: {getdoc(factory_of(name)) or 'a strategy of another package'}")
     if not found:
-        known = all_keys() if "." in name else TERMS
-        hint = did_you_mean(name, known)
+        hint = did_you_mean(name, all_keys() if "." in name else _all_words())
         raise typer.BadParameter(f"no entry for {name!r}.{hint}", param_hint="TERM")
     width = screen_width()
     return "\n".join(

@@ -44,10 +44,14 @@ def list_names(
     ddpsim list machines h100 efa
     ddpsim list prices a100
     """
+    from ddpsim.glossary import lookup
+    from ddpsim.scenario.load import keys_named
     from ddpsim.scenario.suggest import did_you_mean
 
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)
+        if lookup(kind) or any(keys_named(kind)):
+            hint = f" ddpsim explain {kind} tells of it"
         raise typer.BadParameter(
             f"{kind!r} is none of {', '.join(_KINDS)}.{hint}", param_hint="KIND"
         )

@@ -72,6 +72,9 @@ def trace(
     size = scenario.cluster.world_size
     wanted = parsed(lambda text: parse_ranks(text, size), ranks, "--ranks")
     count = parsed(parse_steps, steps, "--steps")
+    if output.suffix in (".html", ".json", ".gz", ".et"):
+        told = f"{output} is called as a file, and a trace is a folder of several; name a folder"
+        raise typer.BadParameter(told, param_hint="-o")
     if parsed(_form, form, "--format") == "chakra":
         _chakra(scenario, output, wanted, given=(steps is not None, warmup, compressed))
         return
@@ -150,8 +153,9 @@ def report(
         print(printable(f"not shown: {entry.what}: {entry.reason}"), file=sys.stderr)
 
 
-@app.command(rich_help_panel="Predict")
+@app.command(rich_help_panel="Predict", context_settings={"allow_extra_args": True})
 def collective(
+    context: typer.Context,
     *,
     cluster: Annotated[
         Path | None,
@@ -191,6 +195,9 @@ def collective(
     if op not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
         known = "all_reduce, all_gather, reduce_scatter and broadcast"
         raise typer.BadParameter(f"{op!r} is none of {known}", param_hint="--op")
+    for bare in context.args:
+        option = "--cluster" if Path(bare).suffix else "--machine"
+        raise typer.BadParameter(f"write {option} {bare}", param_hint=bare)
     if (cluster is None) == (machine is None):
         raise typer.BadParameter("give one of --cluster FILE and --machine NAME")
     if tuning and (as_json or against or op != "all_reduce"):

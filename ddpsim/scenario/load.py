@@ -42,6 +42,10 @@ _OTHER_NAMES = {
 }
 
 
+# of launchers: which rank a process is
+_OF_ONE_RANK = ("machine_rank", "node_rank", "local_rank", "global_rank", "rank")
+
+
 def parse(document: Document) -> Scenario:
     """The scenario that a document describes; raises ScenarioError with all its problems."""
     try:
@@ -98,6 +102,8 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
 def _known_key(path: KeyPath) -> str:
     """The key that is meant by an unknown one, here or in another section, or all keys here."""
     name, here = str(path[-1]), _keys(path[:-1])
+    if name.lower() in _OF_ONE_RANK:
+        return "All ranks are simulated: drop it"
     hint = did_you_mean(name, here).strip()
     elsewhere = [key for key, _ in keys_named(name) if not (hint and key.startswith(f"{path[0]}."))]
     if name.lower() in _OTHER_NAMES:

@@ -304,6 +304,25 @@ def test_wrong_options(cli: Cli, arguments: list[str], says: str) -> None:
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "gradient_as_bucket_veiw"], "Did you mean 'gradient_as_bucket_view'?"),
+        (["explain", "zero", "1"], "Did you mean 'zero1'?"),
+        (["collective", "scenario.yaml"], "write --cluster scenario.yaml"),
+        (["collective", "dgx-h100"], "write --machine dgx-h100"),
+        (["trace", GOOD, "-o", "new/step.html"], "a trace is a folder of several; name a folder"),
+        (["list", "strategies"], "ddpsim explain strategies tells of it"),
+        (["list", "comm_hook"], "ddpsim explain comm_hook tells of it"),
+    ],
+)
+def test_a_near_miss_is_told_what_to_write(cli: Cli, arguments: list[str], says: str) -> None:
+    outcome = cli(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert says in outcome.err
+    assert not Path("new").exists()
+
+
 @pytest.mark.parametrize("command", ["run", "check", "tune"])
 def test_a_measured_step_is_not_taken_for_another_batch(cli: Cli, command: str) -> None:
     file = str(OWN_MODEL)
