@@ -97,13 +97,11 @@ def explain_step(
     ddpsim explain-step scenario.yaml
     """
     from ddpsim.cli.waiting import waiting
-    from ddpsim.planning.explain import explain_step
-    from ddpsim.prediction.api import checked
+    from ddpsim.questions import explain_step
     from ddpsim.report.changes import render_explanation
     from ddpsim.scenario.document import load
 
     document = load(file, settings or ())
-    checked(document)
     with waiting("the step is not explained"):
         found = explain_step(document)
     text = render_explanation(found, str(file), settings or ())
