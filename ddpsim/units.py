@@ -118,8 +118,8 @@ def to_ns(seconds: float) -> int:
 def format_duration(seconds: float) -> str:
     """A duration as a person reads it, in three digits: `412 ms`, `2.50 s`, `22.5 h`."""
     rounded = _in_three_digits(seconds)
-    if abs(rounded) >= _LONG["h"]:
-        return f"{'-' if rounded < 0 else ''}{format_long_duration(abs(rounded))}"
+    if abs(seconds) >= _LONG["h"]:
+        return f"{'-' if rounded < 0 else ''}{format_long_duration(abs(seconds))}"
     if abs(rounded) < 0.5 / NS_PER_S:
         return "0 s"
     if abs(rounded) >= 1:
