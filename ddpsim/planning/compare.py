@@ -266,8 +266,8 @@ def each_flag(document: Document) -> Iterator[Option]:
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
     workload = scenario.workload
-    others = (*_norms(workload), *_checkpoints(workload), *_fine_tuned(workload), _fused(scenario))
-    for settings, note in (*flags, *others):
+    others = (*_norms(workload), *_barriers(workload), *_checkpoints(workload))
+    for settings, note in (*flags, *others, *_fine_tuned(workload), _fused(scenario)):
         yield option(document, *settings, note=note)
 
 
@@ -343,6 +343,11 @@ def _unlike(scenario: Scenario) -> str:
 def _norms(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
     if workload.sync_batch_norm:
         yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
+
+
+def _barriers(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+    if workload.barrier_every:
+        yield ["workload.barrier_every=null"], ""
 
 
 def _checkpoints(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:

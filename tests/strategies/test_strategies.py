@@ -138,6 +138,19 @@ def test_a_barrier_holds_the_host_at_the_end_of_its_steps() -> None:
     assert ends.count(held) == 1
 
 
+def test_what_is_sent_for_nothing_is_taken_back_in_a_comparison() -> None:
+    added = ("workload.barrier_every=1", "ddp.reduced_again=hooks")
+    flags = [option.settings for option in each_flag(document("resnet50-2x8-25gbit", *added))]
+    assert ("ddp.reduced_again=null",) in flags
+    assert ("workload.barrier_every=null",) in flags
+    assert "ddp.reduced_again=null" in each_strategy_settings(*added)
+
+
+def each_strategy_settings(*added: str) -> set[str]:
+    options = each_strategy(document("resnet50-2x8-25gbit", *added))
+    return {setting for option in options for setting in option.settings}
+
+
 @settings(max_examples=100)
 @given(models(), st.integers(200, 500), st.integers(3, 5))
 def test_a_naive_step_is_never_faster_than_a_flat_one(
