@@ -25,6 +25,7 @@ __all__ = [
     "SimulationError",
     "blamed_on",
     "missing",
+    "not_here",
     "printable",
     "shown",
 ]
@@ -109,6 +110,11 @@ class _Short(reprlib.Repr):
 def printable(text: str) -> str:
     """Text whose control characters are escaped, line ends apart: it cannot move a cursor."""
     return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def not_here(error: ImportError) -> str:
+    """Why something cannot be told without a library: in a browser some are not to be had."""
+    return f"needs {error.name}, which is not here"
 
 
 def missing(library: str, package: str) -> ImportError:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -48,6 +50,7 @@ def write(folder: Path, wheels: Sequence[Path] = ()) -> None:
     _pip("download", *wanted, *NEEDED)
     for wheel in wheels:
         shutil.copy(wheel, held)
+    _markupsafe(held)
     for name in OPTIONAL:
         if not _has(name, wanted):
             print(f"left out: {name}, of which there is no wheel for Pyodide", file=sys.stderr)
@@ -69,18 +72,26 @@ def _pyodide(folder: Path) -> None:
                 shutil.copy(file, folder)
 
 
+def _markupsafe(folder: Path) -> None:
+    """What jinja2 needs: PyPI has no wheel of it for Pyodide, but it does without its C code."""
+    options = ("--no-deps", "--no-cache-dir", "--no-binary", "markupsafe")
+    with suppress(subprocess.CalledProcessError):
+        _pip("wheel", *options, "--wheel-dir", str(folder), "markupsafe", CC="false")
+
+
 def _has(name: str, wanted: Sequence[str]) -> bool:
     """Whether there is a wheel, which then lies among the others."""
     try:
-        _pip("download", *wanted, name)
+        _pip("download", *wanted, "--find-links", wanted[wanted.index("--dest") + 1], name)
     except subprocess.CalledProcessError:
         return False
     return True
 
 
-def _pip(*arguments: str) -> None:
+def _pip(*arguments: str, **environment: str) -> None:
     quiet = [sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
-    subprocess.run(quiet, check=True, capture_output=True)  # noqa: S603 -- of our own
+    around = os.environ | environment
+    subprocess.run(quiet, check=True, capture_output=True, env=around)  # noqa: S603 -- of our own
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddpsim.errors import DdpsimError, InputError, Problem, ScenarioError, printable
+from ddpsim.errors import DdpsimError, InputError, Problem, ScenarioError, not_here, printable
 from ddpsim.explore.controls import controls, leaving, places
 from ddpsim.explore.edit import edited
 from ddpsim.explore.events import events
@@ -39,7 +39,7 @@ from ddpsim.report.capacity.long_run import month_rows
 from ddpsim.report.page.figures import scaling_figure
 from ddpsim.report.page.tables import bucket_rows, parts
 from ddpsim.report.page.timeline import drawn_ranks, looks, span_ns
-from ddpsim.result.model import Memory, NextStep, Result
+from ddpsim.result.model import Memory, Result
 from ddpsim.result.words import edges_in_words, interval_name
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
@@ -98,16 +98,11 @@ def answered(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
     try:
         return answer(question, given)
     except ImportError as error:
-        reason = _missing(error)
+        reason = not_here(error)
     except Exception:  # noqa: BLE001 -- the page goes on
         traceback.print_exc()
         reason = "a fault of ddpsim; the terminal, or the browser's console, says more"
     return problem(str(question.get("part")), Problem(given.name, "", reason))
-
-
-def _missing(error: ImportError) -> str:
-    """What a browser does not have."""
-    return f"needs {error.name}, which is not here"
 
 
 def json_answer(question: str) -> str:
@@ -269,17 +264,9 @@ def _sure(document: Document) -> dict[str, Any]:
         "month": [list(row) for row in month_rows(month)] if month else [],
         "next": [
             {"why": printable(step.why), "settings": list(step.settings)}
-            for step in _next(job, result)
+            for step in next_steps(job, result)
         ],
     }
-
-
-def _next(job: Job, result: Result) -> list[NextStep]:
-    """What to try next; without numpy that is not known where a step of unequal ranks is tried."""
-    try:
-        return list(next_steps(job, result))
-    except ImportError as error:
-        return [NextStep(f"to try other settings {_missing(error)}", ())]
 
 
 def _signed(sign: str, time_s: float) -> str:
@@ -317,7 +304,7 @@ def _scaling(document: Document) -> dict[str, Any]:
         except DdpsimError as error:
             return f"{nodes} nodes: {error.reason}"
         except ImportError as error:
-            return f"{nodes} nodes: {_missing(error)}"
+            return f"{nodes} nodes: {not_here(error)}"
 
     tried = [point(nodes) for nodes in node_counts(parse(document).cluster)]
     points = [each for each in tried if isinstance(each, Result)]

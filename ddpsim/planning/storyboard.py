@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
-from ddpsim.errors import DdpsimError
+from ddpsim.errors import DdpsimError, not_here
 from ddpsim.planning.dials import dialled, strategies
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import (
@@ -58,8 +58,6 @@ def storyboard(
     is drawn too. Raises ScenarioError if the scenario itself is wrong; another choice that cannot
     be simulated is left out, and named with its reason.
     """
-    from ddpsim.planning.capacity_plan.long_run import month_of  # noqa: PLC0415 -- numpy
-
     document, parts = load(source, overrides), Parts()
     scenario = checked(document)
     dial, own, values = dialled(scenario) or strategies(scenario)
@@ -78,6 +76,8 @@ def storyboard(
                 yield show(checked_job(changed, parts.of_another_question()))
             except DdpsimError as error:
                 left_out.append(LeftOut(f"{option} {setting}", error.reason))
+            except ImportError as error:
+                left_out.append(LeftOut(f"{option} {setting}", not_here(error)))
 
         for value in values:
             if value == own:
@@ -101,6 +101,11 @@ def storyboard(
             key=lambda entry: entry.change_s,
         )
         told.advance()
+    month = None
+    if scenario.reliability:
+        from ddpsim.planning.capacity_plan.long_run import month_of  # noqa: PLC0415 -- numpy
+
+        month = month_of(document, own_job, result)
     return Storyboard(
         dial,
         result,
@@ -110,7 +115,7 @@ def storyboard(
         tuple(moved),
         tuple(left_out),
         tuple(rivals),
-        month_of(document, own_job, result),
+        month,
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.engine.batch import mean_steps_s, step_ranges_s
-from ddpsim.errors import ScenarioError
+from ddpsim.errors import ScenarioError, not_here
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
@@ -42,7 +42,11 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     throughput.
     """
     unknown = sorted((*_narrowing(job, result), *_unstated(job, result)), key=lambda each: -each[0])
-    return (*ways_to_fit(job), *_easing(job, result), *(step for _, step in unknown[:1]))
+    try:
+        easing = tuple(_easing(job, result))
+    except ImportError as error:  # in a browser, of ranks that one does not stand for
+        easing = (NextStep(f"to try other settings {not_here(error)}", ()),)
+    return (*ways_to_fit(job), *easing, *(step for _, step in unknown[:1]))
 
 
 @dataclass(frozen=True)

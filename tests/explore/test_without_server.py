@@ -42,23 +42,24 @@ def test_it_names_no_file_and_says_what_is_missing() -> None:
     named = QUESTION | {"settings": ["workload.profile=/etc/passwd"]}
     (wrong,) = json.loads(json_answer(json.dumps(named)))["problems"]
     assert wrong["key"] == "workload.profile"
+    parts = ("step", "sure", "scaling", "report")
     script = (
         "import json, sys\n"
         "sys.modules['numpy'] = None\n"
         "from ddpsim.explore.answer import json_answer\n"
-        f"question = {QUESTION!r}\n"
-        "asked = (question | {'part': part} for part in ('step', 'sure', 'scaling'))\n"
-        "print(*(json_answer(json.dumps(each)) for each in asked), sep='\\n')"
+        f"for question in {[QUESTION | {'part': part} for part in parts]!r}:\n"
+        "    print(json_answer(json.dumps(question)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    step, sure, scaling = map(json.loads, done.stdout.splitlines())
+    step, sure, scaling, report = map(json.loads, done.stdout.splitlines())
     assert step["facts"][0]["text"] == step_of()  # as equal ranks need no numpy
     whole = json.loads(json_answer(json.dumps(QUESTION | {"part": "sure"})))
     assert sure["interval"] == whole["interval"]
     assert sure["next"][0]["why"] == "to try other settings needs numpy, which is not here"
     assert len(scaling["figure"]["data"][0]["x"]) == 2
+    assert "--set cluster.nodes=4" in report["html"]
     assert scaling["left_out"][0] == "4 nodes: needs numpy, which is not here"
 
 
