@@ -1,10 +1,10 @@
-"""Numbers of things in words, as messages and screens say them."""
+"""Numbers and names of things in words, as messages and screens say them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "ranks"]
+__all__ = ["counted", "ends_of", "ranks"]
 
 _MOST_SHOWN = 8  # nodes unlike each other, of which each is counted
 
@@ -25,3 +25,9 @@ def ranks(nodes: int, gpus_per_node: int, by_node: Sequence[int] | None = None) 
     if many:
         layout = f"{nodes} nodes of up to {gpus_per_node}"
     return f"{count} rank{'s' * (count > 1)} ({layout})"
+
+
+def ends_of(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first and the last of the names of several works; one where they are the same."""
+    listed = [name for each in names for name in each]
+    return tuple(dict.fromkeys((listed[0], listed[-1]))) if listed else ()

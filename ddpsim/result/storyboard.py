@@ -10,7 +10,8 @@ from ddpsim.result.changes import Sensitivity
 from ddpsim.result.metrics import Interval, Step, steps_of
 from ddpsim.result.model import HeldBytes, MemoryWalk, Result
 from ddpsim.result.summary import steady_steps, typical_step
-from ddpsim.result.timeline import CommSpan, Span, Timeline, ends_of
+from ddpsim.result.timeline import CommSpan, Span, Timeline
+from ddpsim.wording import ends_of
 
 __all__ = [
     "CapChoice",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline", "ends_of"]
+__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline"]
 
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
@@ -43,12 +43,6 @@ class Span(NamedTuple):
     def moved(self, by_ns: int) -> Span:
         """The same, so many ticks later."""
         return self._replace(start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns)
-
-
-def ends_of(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The first and the last of the names of several works; one where they are the same."""
-    listed = [name for each in names for name in each]
-    return tuple(dict.fromkeys((listed[0], listed[-1]))) if listed else ()
 
 
 class CommSpan(NamedTuple):

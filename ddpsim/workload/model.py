@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
-from ddpsim.result.timeline import ends_of
+from ddpsim.wording import ends_of
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.model import InterferenceExponent
