@@ -36,7 +36,7 @@ from ddpsim.scenario.options.fine_tuning import BASES
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
-from ddpsim.scenario.workload import Workload
+from ddpsim.scenario.workload import Optimizer, Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.numerics import other_numerics
 
@@ -267,7 +267,8 @@ def each_flag(document: Document) -> Iterator[Option]:
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
     workload = scenario.workload
     others = (*_norms(workload), *_barriers(workload), *_checkpoints(workload))
-    for settings, note in (*flags, *others, *_fine_tuned(workload), _fused(scenario)):
+    others = (*others, *_fine_tuned(workload), *_optimizers(workload.optimizer))
+    for settings, note in (*flags, *others):
         yield option(document, *settings, note=note)
 
 
@@ -374,9 +375,12 @@ def _fine_tuned(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
             yield [f"workload.lora.base={base or 'null'}"], "the base is rounded" if base else ""
 
 
-def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:
-    fused = not scenario.workload.optimizer.fused
-    return [f"workload.optimizer.fused={str(fused).lower()}"], ""
+def _optimizers(own: Optimizer) -> Iterator[tuple[Sequence[str], str]]:
+    """With the other kernels that torch has for it, and AdamW in place of one without moments."""
+    if own.name != "adafactor":
+        yield [f"workload.optimizer.fused={str(not own.fused).lower()}"], ""
+    if own.by_parameter:
+        yield ["workload.optimizer=adamw"], "another training"
 
 
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:

@@ -290,7 +290,7 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
         yield _Change.of(why, "workload.read_loss_every", _SELDOM)
     if workload.barrier_every:
         yield _Change("no barrier", "workload.barrier_every", None, "workload.barrier_every=null")
-    if not workload.optimizer.fused and job.scenario.cluster.device.kind == "gpu":
+    if workload.optimizer.may_fuse and job.scenario.cluster.device.kind == "gpu":
         yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
     if ddp.find_unused_parameters and not job.model.unused:
         yield _Change.of("no parameter is unused", "ddp.find_unused_parameters", value=False)

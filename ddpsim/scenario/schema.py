@@ -22,6 +22,12 @@ __all__ = ["Scenario", "json_schema"]
 _AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
 # others shard the optimizer, or have masters of their own
 _WITH_MASTERS = ("ddp", "naive", "naive_flat", "per_parameter")
+# that cut matrices, or share them out
+_CUTTING = ("zero1", "parameter_server", "distributed_optimizer", "deepspeed", "fsdp1", "hsdp")
+_NO_ADAFACTOR = (
+    "torch's Adafactor stops on sharded parameters (\"in-place operations that require placement "
+    'changes are not supported"); write adamw or muon, or ddp.strategy: ddp'
+)
 
 
 class Scenario(Spec):
@@ -74,6 +80,7 @@ class Scenario(Spec):
         if self.workload.optimizer.masters and self.ddp.strategy not in _WITH_MASTERS:
             told = f"is modelled with {', '.join(_WITH_MASTERS)}; drop it"
             raise fail(told, "workload.optimizer.masters")
+        self._check_optimizer_by_matrix()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.is_torch_1:
@@ -112,6 +119,24 @@ class Scenario(Spec):
                 f"ddp.{key}",
             )
         return self
+
+    def _check_optimizer_by_matrix(self) -> None:
+        """Raise where Adafactor or Muon meet parts of matrices, or what is not modelled."""
+        ddp, optimizer = self.ddp, self.workload.optimizer
+        if not optimizer.by_parameter:
+            return
+        key = "workload.optimizer.name"
+        if optimizer.name == "adafactor" and ddp.is_fully_sharded:
+            raise fail(_NO_ADAFACTOR, key)
+        if ddp.strategy in _CUTTING:
+            also = " or fully_shard" if optimizer.name == "muon" else ""
+            told = f"{optimizer.name} is not modelled with {ddp.strategy}; write adamw, or choose"
+            raise fail(f"{told} ddp.strategy: ddp{also}", key)
+        told = f"is not modelled for {optimizer.name}; drop it"
+        if ddp.optimizer_in_backward:
+            raise fail(told, "ddp.optimizer_in_backward")
+        if ddp.host_copies:
+            raise fail(told, "ddp.fully_shard.offload_policy")
 
     def _check_data_parallel(self) -> None:
         """Raise where DataParallel is asked for what it does not have, or for what is not known."""

@@ -87,7 +87,9 @@ class StepTime(Spec):
 class Optimizer(Spec):
     """What runs after the gradients are reduced; sets the optimizer's time and memory."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch.optim class")
+    name: Literal["sgd", "adam", "adamw", "adafactor", "muon"] = Field(
+        "sgd", description="torch.optim class; with muon AdamW takes what is no hidden matrix"
+    )
     fused: bool = Field(
         default=False, description="fused=True; torch's default is foreach on a GPU"
     )
@@ -99,6 +101,15 @@ class Optimizer(Spec):
     state_bits: Literal[32, 8] = Field(
         32, description="8: moments in one byte, as AdamW8bit of bitsandbytes and torchao have them"
     )
+    ns_steps: Annotated[int, Field(ge=0, le=99)] | None = Field(
+        None, description="muon's Newton-Schulz iterations; default: 5"
+    )
+    adamw: tuple[str, ...] | None = Field(
+        None,
+        strict=False,
+        description="modules whose matrices AdamW takes, not muon; default: embeddings and the "
+        "output layer of a zoo model",
+    )
     masters: bool = Field(
         default=False,
         description="float32 copies of parameters in 16 bits (precision: bf16), as the training "
@@ -107,14 +118,34 @@ class Optimizer(Spec):
 
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Optimizer:
-        if self.state_bits == 8 and (self.name == "sgd" or self.fused):
+        if self.state_bits == 8 and (self.name not in ("adam", "adamw") or self.fused):
             told = "8 is modelled of adam and adamw, with a kernel of its own; drop fused"
             raise fail(told, "state_bits")
         if self.state_bits == 8 and self.masters:
             raise fail("is not modelled beside masters; drop one of the two", "state_bits")
         if self.momentum and self.name != "sgd":
-            raise fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
+            has = "has one that changes no time" if self.name == "muon" else "has none"
+            raise fail(f"belongs to sgd; {self.name} {has}, remove it", "momentum")
+        self._check_matrices()
         return self
+
+    @property
+    def by_parameter(self) -> bool:
+        """Whether it goes from parameter to parameter, with kernels by their shapes."""
+        return self.name in ("adafactor", "muon")
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether torch has a fused kernel that is not taken, for it or the AdamW beside it."""
+        return not self.fused and self.name != "adafactor"
+
+    def _check_matrices(self) -> None:
+        """Raise for options that torch's Adafactor and Muon have not, and for Muon's of others."""
+        if self.fused and self.name == "adafactor":
+            raise fail("torch's Adafactor has no fused kernel; drop it", "fused")
+        for key in ("ns_steps", "adamw"):
+            if getattr(self, key) is not None and self.name != "muon":
+                raise fail(f"belongs to muon; {self.name} has none, drop it", key)
 
 
 class ClipGradNorm(Spec):

@@ -5,7 +5,7 @@ Each is imported when a scenario asks for it: a step of DDP needs none of the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
 from math import ceil
@@ -21,6 +21,7 @@ from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.buckets import stated_caps
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.ticks import Launch
@@ -32,7 +33,8 @@ from ddpsim.strategies.training_loop.around_steps import (
     ThroughHost,
     barrier,
 )
-from ddpsim.workload.optimizer import moved_bytes
+from ddpsim.workload.model import Model, Parameter
+from ddpsim.workload.optimizer import beside_muon, moved_bytes, optimizer_work, parted
 
 if TYPE_CHECKING:
     from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as ZeroRedundancyOptions
@@ -233,14 +235,42 @@ def _fully_shard(context: StrategyContext) -> Strategy:
     replicas = scenario.cluster.world_size // ranks
     float8 = scenario.workload.float8
     precomputes = float8 is not None and float8.precompute_scales
+    model, matrices, muon = _beside_muon(context)
+    others = len(model.used) - len(matrices)
     groups = Groups(
-        *(context.model, spec, context.costs, context.ticks, ranks, offload, replicas), precomputes
+        *(model, spec, context.costs, context.ticks, ranks, offload, replicas),
+        *(precomputes, others),
     )
     group: ProcessGroup = "node" if scenario.ddp.strategy == "hsdp" else "world"
     around = context.around_shards(groups.sharded_model, groups.norm_sum(group))
     around = around._replace(after=(*around.after, *groups.scales(group)))
     moved = moved_bytes(scenario.workload.optimizer, context.model.used)
-    return FullyShard.of(context.model, scenario.ddp, groups, around, moved)
+    return FullyShard.of(model, scenario.ddp, groups, around, moved, muon)
+
+
+def _beside_muon(
+    context: StrategyContext,
+) -> tuple[Model, Sequence[Parameter], tuple[Instruction, ...]]:
+    """The model with the AdamW beside Muon, Muon's matrices, and its instructions on shards.
+
+    Without Muon: the model as it is, and none. A measured optimizer is shared as estimated.
+    """
+    scenario, model = context.scenario, context.model
+    optimizer, cluster = scenario.workload.optimizer, scenario.cluster
+    if optimizer.name != "muon":
+        return model, (), ()
+    from ddpsim.strategies.fully_shard.muon import MuonOnShards
+    from ddpsim.strategies.fully_shard.newton_schulz import Mesh
+
+    device = cluster.device
+    matrices, others = parted(optimizer, model.used)
+    whole = optimizer_work(optimizer, model.used, device)
+    beside = optimizer_work(beside_muon(optimizer), others, device)
+    stretch = model.optimizer.device_s / whole.device_s if whole.device_s else 1.0
+    mesh = Mesh(cluster.world_size, cluster.gpus_per_node)
+    on_shards = MuonOnShards(optimizer, device, context.ticks, mesh, stretch)
+    own = replace(model, optimizer=beside._replace(device_s=stretch * beside.device_s))
+    return own, matrices, tuple(on_shards.instructions(matrices))
 
 
 def _fsdp1(context: StrategyContext) -> Strategy:

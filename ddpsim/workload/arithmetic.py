@@ -10,7 +10,7 @@ from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Precision, Workload
 from ddpsim.workload.zoo.table import is_convolutional
 
-__all__ = ["Arithmetic", "arithmetic_of", "other_left"]
+__all__ = ["Arithmetic", "arithmetic_of", "half_arithmetic", "other_left"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,15 @@ def arithmetic_of(precision: Precision, device: Device) -> Arithmetic:
             f"{device.name} has no {arithmetic.rate} matmul rate; wanted one of {', '.join(fits)}",
         )
     return arithmetic
+
+
+def half_arithmetic(device: Device) -> Arithmetic:
+    """Of products in bfloat16 whatever the step's precision; in float32 where it has no such rate.
+
+    A GPU without one computes them so (assumed).
+    """
+    rate: Rate = "bf16" if "bf16" in device.peak_flops_per_s else "fp32"
+    return Arithmetic(rate, 2)
 
 
 # of the bytes that are no matrix product's, what is left where torch.compile fuses kernels

@@ -218,11 +218,10 @@ def _activation_bytes(profile: ModelProfile, workload: Workload) -> int | None:
 
 
 def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
+    known = [Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s, p.shape) for p in listed]
     if workload.precision == "bf16":  # other bytes than a hook was measured with
-        return tuple(Parameter(p.name, p.numel, "bfloat16", p.sparse, rows=p.rows) for p in listed)
-    return tuple(
-        Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s, p.rows) for p in listed
-    )
+        return tuple(p._replace(dtype="bfloat16", ddp_hook_s=None) for p in known)
+    return tuple(known)
 
 
 def _ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:

@@ -57,8 +57,8 @@ class Parameter(NamedTuple):
     """One trainable tensor; `dtype` is also its gradient's.
 
     `ddp_hook_s`: what DDP's hook on it takes a CPU under torch's default options, copy into the
-    bucket and all, where it was measured in the model's own backward. `rows`: the extent of its
-    first dimension; None: not known.
+    bucket and all, where it was measured in the model's own backward. `shape`: its extents; None:
+    not known. `is_edge`: it is an embedding's or the output layer's, where that is known.
     """
 
     name: str
@@ -66,12 +66,18 @@ class Parameter(NamedTuple):
     dtype: str
     sparse: bool = False
     ddp_hook_s: float | None = None
-    rows: int | None = None
+    shape: tuple[int, ...] | None = None
+    is_edge: bool = False
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the parameter, and of its gradient."""
         return self.numel * ITEM_BYTES[self.dtype]
+
+    @property
+    def rows(self) -> int | None:
+        """The extent of its first dimension; None of a scalar, or where it is not known."""
+        return self.shape[0] if self.shape else None
 
 
 class Buffer(NamedTuple):

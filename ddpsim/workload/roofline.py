@@ -57,7 +57,8 @@ def zoo_model(
     captured = step_of(table, workload.precision, batch, x, half_weights=half_weights)
     state_bytes = quantized_state_bytes(table, workload)
     table, step = fine_tuned(table, captured, workload)
-    parameters = read_parameters(table["parameters"], workload.precision)
+    output_layer = table["forward_modules"][-1] if table["forward_modules"] else None
+    parameters = read_parameters(table["parameters"], workload.precision, output_layer)
     outputs, flops = tuple(outputs_of(step.forward)), sum(one.flops for r in step.rows for one in r)
     linears = _float8_linears(table, workload, device)
     if linears:
@@ -171,7 +172,7 @@ class _Prices(NamedTuple):
         """Find the prices of a captured model."""
 
         def pricing(workload: Workload) -> _Pricing:
-            return _Pricing(Law(workload, device, arithmetic, other_left(table, workload)))
+            return _Pricing(Law.of(workload, device, arithmetic, other_left(table, workload)))
 
         inside = pricing(workload)
         if workload.compile != "blocks":

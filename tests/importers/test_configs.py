@@ -197,6 +197,16 @@ def test_a_config_becomes_a_scenario(name: str) -> None:
             {"every": 3},
         ),
         ({"zero_optimization": {"stage": 0}}, "ddp.strategy", "ddp"),
+        (
+            {"trainer": {"devices": 2}, "optimizer": {"class_path": "torch.optim.Muon"}},
+            "workload.optimizer",
+            {"name": "muon"},
+        ),
+        (
+            {"trainer": {"devices": 2}, "optimizer": {"class_path": "transformers.Adafactor"}},
+            "workload.optimizer",
+            None,
+        ),
     ],
 )
 def test_keys_mean_what_their_program_does(document: Any, path: str, value: Any) -> None:

@@ -23,11 +23,11 @@ def test_json_profile(write: Write) -> None:
     assert profile.batch_per_rank == 8
     assert profile.buffers == (("bool", 4),)
     assert [
-        (p.name, p.numel, p.dtype, p.ready_s, p.sparse, p.rows) for p in profile.parameters
+        (p.name, p.numel, p.dtype, p.ready_s, p.sparse, p.shape) for p in profile.parameters
     ] == [
-        ("a.weight", 100, "float32", 0.002, False, 10),
+        ("a.weight", 100, "float32", 0.002, False, (10, 10)),
         ("a.bias", 10, "bfloat16", 0.0015, False, None),
-        ("unused", 1, "float32", None, True, None),
+        ("unused", 1, "float32", None, True, ()),
     ]
     silent = {key: value for key, value in PROFILE.items() if key != "buffers"}
     assert read_profile(write(json.dumps(silent), "p.json")).buffers == ()

@@ -356,3 +356,10 @@ def test_other_options_of_zero1_are_compared() -> None:
         True,
         True,
     ]
+
+
+def test_adamw_is_a_row_of_an_optimizer_without_its_moments() -> None:
+    muon = document("gpt2-xl-fully-shard").changed(["workload.optimizer=muon"])
+    titles = {each.title: each.note for each in each_flag(muon)}
+    assert titles["workload.optimizer=adamw"] == "another training"
+    assert "workload.optimizer.fused=true" in titles

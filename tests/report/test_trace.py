@@ -248,7 +248,7 @@ def test_a_loader_hardly_slower_than_the_steps_is_the_plain_models(rate: int) ->
         }
     )
     model = Model(
-        parameters=tuple(Parameter(f"p{i}", 1, "float32", rows=1) for i in range(2)),
+        parameters=tuple(Parameter(f"p{i}", 1, "float32", shape=(1,)) for i in range(2)),
         ready_order=(0, 1),
         buffers=(),
         forward=(Work(61e-6, 0, 0.0),),

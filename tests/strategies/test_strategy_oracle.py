@@ -23,11 +23,17 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return observed_of("strategy_oracle.py", tmp_path_factory.mktemp("strategies"))
 
 
+def _parameter(listed: list[Any]) -> Parameter:
+    name, numel, dtype, *others, rows = listed
+    shape = (rows, numel // rows) if rows else ()
+    return Parameter(name, numel, dtype, *others, shape=shape)
+
+
 def model_of(case: dict[str, Any]) -> Model:
     order = tuple(case["ready_order"])
     nothing = Work(0.0)
     return Model(
-        parameters=tuple(Parameter(*each, rows=rows) for *each, rows in case["parameters"]),
+        parameters=tuple(map(_parameter, case["parameters"])),
         ready_order=order,
         buffers=tuple(Buffer(*each) for each in case["buffers"]),
         forward=(nothing,) * max(1, len(case["batch_norms"])),

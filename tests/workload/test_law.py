@@ -23,7 +23,7 @@ def law(precision: Any, **figures: Any) -> Law:
     job = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
     device: Device = job.cluster.device.model_copy(update=figures)
     used = Workload(batch_per_rank=2, model="resnet50", precision=precision)
-    return Law(used, device, arithmetic_of(precision, device), 1.0)
+    return Law.of(used, device, arithmetic_of(precision, device), 1.0)
 
 
 def test_a_core_takes_flops_and_bytes_at_its_rates() -> None:

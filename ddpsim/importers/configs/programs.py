@@ -46,9 +46,13 @@ def _clips(value: Any) -> Settings | None:
 
 
 def _optimizer(name: Any, *, fused: bool) -> Settings:
-    """An optimizer by its class; torch's default is foreach."""
-    known = str(name).lower().rpartition(".")[2]
-    if known not in ("sgd", "adam", "adamw"):
+    """An optimizer by its class; torch's default is foreach.
+
+    Adafactor and Muon by torch's own class alone: other packages have other ones.
+    """
+    package, _, known = str(name).lower().rpartition(".")
+    torchs = package == "torch.optim" and known in ("adafactor", "muon")
+    if known not in ("sgd", "adam", "adamw") and not torchs:
         raise NotModelledError(" (no optimizer of that name; sgd, adam or adamw)")
     return {"workload.optimizer": {"name": known} | ({"fused": True} if fused else {})}
 

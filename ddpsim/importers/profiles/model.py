@@ -38,17 +38,21 @@ class ProfiledParameter:
     """One parameter; `ready_s` counts from the profile's origin, None if never ready.
 
     `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
-    not measured. `rows`: the extent of the first dimension; None: not told.
+    not measured. `shape`: its extents; None: not told.
     """
 
     name: str
     numel: int
     dtype: str
-    dimensions: int | None = None
     ready_s: float | None = None
     sparse: bool = False
     ddp_hook_s: float | None = None
-    rows: int | None = None
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def dimensions(self) -> int | None:
+        """How many it has; None: not told."""
+        return None if self.shape is None else len(self.shape)
 
 
 class InterferenceExponent(NamedTuple):
@@ -124,10 +128,7 @@ def read_parameters(source: SourceFile) -> ModelProfile:
         whole(source.given, line, math.prod(shape), "the number of elements")
         dtype = _dtype(source.given, line, row["dtype"])
         parameters.append(
-            ProfiledParameter(
-                *(row["name"], math.prod(shape), dtype, len(shape)),
-                rows=shape[0] if shape else None,
-            )
+            ProfiledParameter(row["name"], math.prod(shape), dtype, shape=tuple(shape))
         )
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
 
@@ -189,12 +190,12 @@ def measured_profile(name: str, known: Known) -> ModelProfile:
             "source": name,
             "parameters": tuple(
                 ProfiledParameter(
-                    *(title, numel, dtype, None, ready_s, place in parameters.sparse, hook_s, rows)
+                    *(title, numel, dtype, ready_s, place in parameters.sparse, hook_s, shape)
                 )
-                for place, (title, numel, dtype, rows, ready_s, hook_s) in enumerate(
+                for place, (title, numel, dtype, shape, ready_s, hook_s) in enumerate(
                     zip(
-                        *(parameters.name, parameters.numels, parameters.dtypes, parameters.rows),
-                        *(measured.ready_s, hooks),
+                        *(parameters.name, parameters.numels, parameters.dtypes),
+                        *(parameters.extents, measured.ready_s, hooks),
                         strict=True,
                     )
                 )

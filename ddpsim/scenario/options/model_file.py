@@ -93,9 +93,9 @@ class Tensors(_Part):
         return [prod(shape) if isinstance(shape, list) else shape for shape in self.shape]
 
     @property
-    def rows(self) -> list[int | None]:
-        """The first extent of each; None of a scalar, or where nobody knows."""
-        return [shape[0] if isinstance(shape, list) and shape else None for shape in self.shape]
+    def extents(self) -> list[tuple[int, ...] | None]:
+        """The shape of each; None where only the number of elements is told."""
+        return [tuple(shape) if isinstance(shape, list) else None for shape in self.shape]
 
 
 class _Parameters(Tensors):

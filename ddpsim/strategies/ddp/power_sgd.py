@@ -77,7 +77,7 @@ def in_stages(
 def _square(bucket: Bucket, dtype: str) -> Parameter:
     """The whole bucket as a square matrix, padded with zeros."""
     side = math.isqrt(bucket.size_bytes // ITEM_BYTES[dtype] - 1) + 1
-    return Parameter("bucket", side * side, dtype, rows=side)
+    return Parameter("bucket", side * side, dtype, shape=(side, side))
 
 
 class _Hook:

@@ -114,6 +114,7 @@ class Groups:
     offload: Offload | None = None
     replicas: int = 1
     precomputes_scales: bool = False
+    optimized: int | None = None  # tensors that the optimizer of `model` takes; None: all
 
     def each(self, units: Iterable[Unit]) -> Iterator[Group]:
         """Each unit's; of blocks that are alike one is made. Raises InputError as `of`."""
@@ -252,7 +253,8 @@ class Groups:
         """
         whole = self.model.optimizer
         floor_s = whole.kernels * self.costs.device.kernel_floor_s
-        host_s = whole.host_s + _OPTIMIZER_S * len(self.model.used)
+        tensors = len(self.model.used) if self.optimized is None else self.optimized
+        host_s = whole.host_s + _OPTIMIZER_S * tensors
         if self.offload:
             moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
             return self.ticks.launch(Work(host_s + moved_s))
@@ -284,9 +286,8 @@ class Groups:
     @property
     def sharded_model(self) -> Model:
         """The model with one rank's parameters."""
-        parts = (
-            p._replace(numel=self.padded(p) // self.ranks, rows=None) for p in self.model.parameters
-        )
+        parameters = self.model.parameters
+        parts = (p._replace(numel=self.padded(p) // self.ranks, shape=None) for p in parameters)
         return replace(self.model, parameters=tuple(parts))
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
@@ -11,10 +12,19 @@ from ddpsim.strategies.fully_shard.groups import Group, Groups
 from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
 from ddpsim.strategies.fully_shard.step import Ends, Step
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
+from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
 __all__ = ["FullyShard"]
+
+_WORDS = Sharded.phases | {"all_reduce": "all-reduces of gradients between nodes"}
+# where Muon's products are shared out by DTensor
+_WITH_MUON = {
+    "all_gather": "all-gathers of parameters and of Muon's matrices",
+    "all_reduce": "all-reduces of Muon's products",
+    "reduce_scatter": "reduce-scatters of gradients and of Muon's products",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class FullyShard(Sharded):
     waits_between: bool
     all_reduces_between: bool
     reduced: str = "reduce-scatter"
-    phases = Sharded.phases | {"all_reduce": "all-reduces of gradients between nodes"}
+    phases: dict[str, str] = field(default_factory=lambda: _WORDS)
 
     @classmethod
     def of(
@@ -41,11 +51,12 @@ class FullyShard(Sharded):
         groups: Groups,
         around: AroundOptimizer,
         moved_bytes: float,
+        muon: Sequence[Instruction] = (),
     ) -> FullyShard:
         """A model's step; raises InputError for units that torch refuses.
 
         `around`: what the loop does around the optimizer, on shards; `moved_bytes`: by the
-        optimizer of the whole model.
+        optimizer of the whole model. `muon`: its step, before that of the optimizer beside it.
         """
         replicas, spec = groups.replicas, ddp.sharding
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
@@ -70,7 +81,8 @@ class FullyShard(Sharded):
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
             blocking=groups.costs.device.kind == "cpu",
-            around=around,
+            around=around._replace(before=(*around.before, *muon)),
+            phases=_WORDS | (_WITH_MUON if muon else {}),
             shards_between=spec.reshard_after_backward,
             waits_between=not spec.set_is_last_backward,
             all_reduces_between=not spec.all_reduce_last_only,

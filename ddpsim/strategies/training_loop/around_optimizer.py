@@ -68,8 +68,8 @@ class AroundOptimizer(NamedTuple):
         `is_wrapped`: GradScaler does not see whether the optimizer is fused.
         """
         loop = _Loop(workload, model, device, ticks, norm_sum, is_wrapped)
-        before = (*loop.unscaled(), *loop.clipped(), *loop.flagged())
-        return cls(before, (*loop.updated(), *loop.zeroed()))
+        before = (*loop.unscaled(), *loop.clipped(), *loop.flagged(), *loop.read())
+        return cls(before, (*loop.read(), *loop.updated(), *loop.zeroed()))
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,11 @@ class _Loop:
             yield from read_value(self.device, self.ticks)
         elif self.workload.clip_grad_norm:
             yield from self._compute("unscale", one_value_work(self.device))
+
+    def read(self) -> Iterator[Instruction]:
+        """Adafactor's host waits for norms of each parameter: from the first to the last."""
+        if self.workload.optimizer.name == "adafactor" and self.device.kind == "gpu":
+            yield Synchronize()
 
     def updated(self) -> Iterator[Instruction]:
         """GradScaler.update."""

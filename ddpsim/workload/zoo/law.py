@@ -27,12 +27,25 @@ _TURNS = {"convolution": 3, "convolution_input_gradient": 1, "convolution_weight
 
 @dataclass(frozen=True)
 class Law:
-    """What prices operators; `other_left`: of the bytes that are no product's what is moved."""
+    """What prices operators; `other_left`: of the bytes that are no product's what is moved.
 
-    workload: Workload
+    `compiles`: torch.compile made them. `channels_last`: the layout of convolutions.
+    """
+
     device: Device
     arithmetic: Arithmetic
-    other_left: float
+    other_left: float = 1.0
+    compiles: bool = False
+    channels_last: bool = False
+
+    @classmethod
+    def of(
+        cls, workload: Workload, device: Device, arithmetic: Arithmetic, other_left: float
+    ) -> Law:
+        """Of a step; what is compiled is in channels last (torch/_inductor/config.py)."""
+        compiles = bool(workload.compile)
+        last = workload.memory_format == "channels_last" or compiles
+        return cls(device, arithmetic, other_left, compiles=compiles, channels_last=last)
 
     def work(self, one: Operator) -> Work:
         """Device time, kernels, and the host's time of one operator."""
@@ -49,18 +62,17 @@ class Law:
     @property
     def operator_s(self) -> float:
         """The host's seconds an operator, launches apart; compiled code has none."""
-        without = self.workload.compile or self.device.kind == "cpu"
+        without = self.compiles or self.device.kind == "cpu"
         return 0.0 if without else self.device.operator_s
 
     @cached_property
     def _gpu_time(self) -> GpuTime:
-        """In channels last also what is compiled (torch/_inductor/config.py)."""
-        arithmetic, workload = self.arithmetic, self.workload
+        arithmetic = self.arithmetic
         return GpuTime(
             self.device,
             arithmetic.rate,
             arithmetic.convolution_rate(self.device),
-            channels_last=workload.memory_format == "channels_last" or bool(workload.compile),
+            channels_last=self.channels_last,
             casts=arithmetic.casts,
             left=self.other_left,
         )

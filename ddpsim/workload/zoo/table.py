@@ -75,8 +75,11 @@ def input_size_of(table: dict[str, Any], workload: Workload) -> int:
     return int(value**2 if size["variable"] == "pixels" else value)
 
 
-def read_parameters(columns: dict[str, Any], precision: Precision) -> tuple[Parameter, ...]:
+def read_parameters(
+    columns: dict[str, Any], precision: Precision, output_layer: str | None = None
+) -> tuple[Parameter, ...]:
     """The table's parameters, in registration order; under bf16 those of floats have two bytes."""
+    modules = columns.get("module") or [""] * len(columns["name"])
     sparse = frozenset(columns.get("sparse", ()))
     in_half = precision == "bf16"
     return tuple(
@@ -85,10 +88,11 @@ def read_parameters(columns: dict[str, Any], precision: Precision) -> tuple[Para
             product_of(shape),
             "bfloat16" if in_half and dtype == "float32" else dtype,
             sparse=place in sparse,
-            rows=shape[0] if shape else None,
+            shape=tuple(shape),
+            is_edge="Embedding" in module or name.rpartition(".")[0] == output_layer,
         )
-        for place, (name, shape, dtype) in enumerate(
-            zip(columns["name"], columns["shape"], _dtypes(columns), strict=True)
+        for place, (name, shape, dtype, module) in enumerate(
+            zip(columns["name"], columns["shape"], _dtypes(columns), modules, strict=True)
         )
     )
 

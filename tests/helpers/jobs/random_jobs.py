@@ -13,6 +13,11 @@ from ddpsim.workload.model import BatchNorm, Buffer, Model, Parameter, Work
 _SECONDS = st.floats(0, 2e-3, allow_nan=False)
 
 
+def _shape(numel: int) -> tuple[int, int]:
+    """Extents of a matrix of about so many elements, whose rows are cut as torch cuts them."""
+    return isqrt(numel), numel // isqrt(numel)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> Model:
     """A model of up to ten parameters, some unused, with arbitrary ready order and times.
@@ -29,7 +34,7 @@ def models(draw: st.DrawFn) -> Model:
     norms = draw(st.integers(0, min(len(forward), len(order))))
     return Model(
         parameters=tuple(
-            Parameter(f"m.{i // 3}.p{i}", numel, "float32", rows=isqrt(numel))
+            Parameter(f"m.{i // 3}.p{i}", numel, "float32", shape=_shape(numel))
             for i, numel in enumerate(numels)
         ),
         ready_order=order,

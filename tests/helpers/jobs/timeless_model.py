@@ -14,7 +14,8 @@ def timeless_model(case: dict[str, Any]) -> Model:
     nothing = Work(0.0)
     return Model(
         parameters=tuple(
-            Parameter(name, numel, "float32", rows=rows) for name, numel, rows in case["parameters"]
+            Parameter(name, numel, "float32", shape=_shape(numel, rows))
+            for name, numel, rows in case["parameters"]
         ),
         ready_order=tuple(case["ready_order"]),
         buffers=(),
@@ -26,3 +27,7 @@ def timeless_model(case: dict[str, Any]) -> Model:
         basis="measured",
         provenance=(),
     )
+
+
+def _shape(numel: int, rows: int | None) -> tuple[int, ...]:
+    return (rows, numel // rows) if rows else ()

@@ -38,7 +38,9 @@ def blocks(count: int = 4, *, root: bool = False, device_s: float = 1e-3) -> Mod
     """Blocks of two parameters of 4 bytes an element, which take as long forwards as backwards."""
     names = [f"layers.{i // 2}.p{i % 2}" for i in range(2 * count)] + ["head.weight"] * root
     return Model(
-        parameters=tuple(Parameter(name, 1000 * ROWS, "float32", rows=ROWS) for name in names),
+        parameters=tuple(
+            Parameter(name, 1000 * ROWS, "float32", shape=(ROWS, 1000)) for name in names
+        ),
         ready_order=tuple(reversed(range(len(names)))),
         buffers=(),
         forward=(Work(device_s * len(names)),),

@@ -96,6 +96,6 @@ def test_plain_all_reduces_come_first() -> None:
 def test_it_is_refused_where_no_shape_is_known() -> None:
     scenario = scenario_of()
     job = resolve(scenario)
-    unshaped = tuple(parameter._replace(rows=None) for parameter in job.model.parameters)
+    unshaped = tuple(parameter._replace(shape=None) for parameter in job.model.parameters)
     with pytest.raises(InputError, match="powerSGD needs the shape of"):
         compile_program(scenario, replace(job.model, parameters=unshaped))

@@ -1,0 +1,161 @@
+"""How DTensor spreads Muon's products over the ranks of a sharded matrix, and what it sends.
+
+For each product torch takes the placement of operands that costs least to reach, by a cost model of
+its own, so collectives depend on shapes and ranks. Source: torch 2.13 torch/distributed/tensor
+(_ops/_matrix_ops.py: placements of mm and addmm; _sharding_prop.py: the choice;
+_collective_utils.py: costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from math import ceil, inf, prod
+from typing import Literal, NamedTuple
+
+__all__ = ["LocalProduct", "Mesh", "Sent", "newton_schulz"]
+
+# of a matrix: each rank has rows of it, columns of it, all of it, or a part of a sum
+Placement = Literal["rows", "columns", "whole", "partial"]
+_Shape = tuple[int, int]
+_HALF = 2  # bytes of an element
+# of a product's operands and result, in torch's order, which decides between equal costs
+_PLACED: tuple[tuple[Placement, Placement, Placement], ...] = (
+    ("whole", "whole", "whole"),
+    ("columns", "rows", "partial"),
+    ("rows", "whole", "rows"),
+    ("whole", "columns", "columns"),
+    ("partial", "whole", "partial"),
+    ("whole", "partial", "partial"),
+)
+_TURNED: dict[Placement, Placement] = {"rows": "columns", "columns": "rows"}
+_GIB = 1024**3
+
+
+class Sent(NamedTuple):
+    """A collective; `size_bytes`: of all of the matrix, or of a rank's part of an exchange."""
+
+    operation: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+    size_bytes: int
+
+
+class LocalProduct(NamedTuple):
+    """One rank's part of a product: m x k by k x n; `adds`: to a matrix."""
+
+    m: int
+    n: int
+    k: int
+    adds: bool
+
+
+class _Matrix(NamedTuple):
+    shape: _Shape
+    placement: Placement
+
+    @property
+    def turned(self) -> _Matrix:
+        rows, columns = self.shape
+        return _Matrix((columns, rows), _TURNED.get(self.placement, self.placement))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """So many ranks that share each matrix, and how many of them a node has."""
+
+    ranks: int
+    per_node: int
+
+    def cost(self, one: _Matrix, wanted: Placement) -> float:
+        """Microseconds that torch assumes for a change of placement."""
+        if one.placement in (wanted, "whole"):
+            return 0.0
+        size = _HALF * prod(one.shape)
+        if one.placement == "partial":
+            hops = 1 if wanted in ("rows", "columns") else 2
+            return self._ring_us(size, hops)
+        if wanted == "partial":
+            return inf
+        if wanted == "whole":
+            return self._ring_us(size, 1)
+        return self._ring_us(size / self.ranks, 1) + 1
+
+    def _ring_us(self, size_bytes: float, turns: int) -> float:
+        is_wide = self.ranks > self.per_node
+        gib_per_s, latency_us = (87.7 * 0.22, 2.7) if is_wide else (87.7, 0.6)
+        hops = turns * (self.ranks - 1)
+        return 6.6 + hops * latency_us + size_bytes / _GIB * hops / self.ranks / gib_per_s * 1e6
+
+    def can_split(self, one: _Matrix, placement: Placement) -> bool:
+        """Whether each rank gets a row, or a column."""
+        extent = {"rows": one.shape[0], "columns": one.shape[1]}.get(placement, self.ranks)
+        return extent >= self.ranks
+
+    def local(self, one: _Matrix, placement: Placement) -> _Shape:
+        """Extents of the first rank's part."""
+        rows, columns = one.shape
+        if placement == "rows":
+            return ceil(rows / self.ranks), columns
+        return rows, ceil(columns / self.ranks) if placement == "columns" else columns
+
+    def sent(self, one: _Matrix, wanted: Placement) -> Iterator[Sent]:
+        """What a change of placement sends; a rank cuts what it has whole itself."""
+        if one.placement in (wanted, "whole"):
+            return
+        size_bytes = _HALF * prod(one.shape)
+        if one.placement == "partial":
+            yield Sent("all_reduce" if wanted == "whole" else "reduce_scatter", size_bytes)
+        elif wanted == "whole":
+            yield Sent("all_gather", size_bytes)
+        else:
+            yield Sent("all_to_all", _HALF * prod(self.local(one, one.placement)))
+
+
+def newton_schulz(shape: _Shape, iterations: int, mesh: Mesh) -> Iterator[Sent | LocalProduct]:
+    """What Muon computes and sends for a matrix whose rows are shared out, in order."""
+    matrix = _Matrix(shape, "rows")
+    is_tall = shape[0] > shape[1]
+    if is_tall:
+        matrix = matrix.turned
+    for _ in range(iterations):
+        gram = yield from _product(mesh, matrix, matrix.turned)
+        update = yield from _product(mesh, gram, gram, gram)
+        matrix = yield from _product(mesh, update, matrix, matrix)
+    if is_tall:
+        matrix = matrix.turned
+    yield from mesh.sent(matrix, "rows")
+
+
+def _product(
+    mesh: Mesh, first: _Matrix, second: _Matrix, added: _Matrix | None = None
+) -> Generator[Sent | LocalProduct, None, _Matrix]:
+    """A product that is added to a matrix, if there is one; its result."""
+    placed = _cheapest(mesh, first, second, added)
+    if added is not None:
+        yield from mesh.sent(added, placed[2])
+    yield from mesh.sent(first, placed[0])
+    yield from mesh.sent(second, placed[1])
+    (m, k), (_, n) = mesh.local(first, placed[0]), mesh.local(second, placed[1])
+    yield LocalProduct(m, n, k, added is not None)
+    return _Matrix((first.shape[0], second.shape[1]), placed[2])
+
+
+def _cheapest(
+    mesh: Mesh, first: _Matrix, second: _Matrix, added: _Matrix | None
+) -> tuple[Placement, Placement, Placement]:
+    """Placements of both operands and of the result, which is that of what is added.
+
+    Those that need no change come first. Nothing is cut where nothing was.
+    """
+    operands = [first, second, *([added] if added else [])]
+    is_cut = any(one.placement in ("rows", "columns") for one in operands)
+
+    def cost(placed: tuple[Placement, Placement, Placement]) -> tuple[float, bool]:
+        pairs = list(zip(operands, placed, strict=False))
+        if any(not mesh.can_split(one, wanted) for one, wanted in pairs[:2]):
+            return inf, True
+        if not is_cut and not {"rows", "columns"}.isdisjoint(placed):
+            return inf, True
+        changes = any(one.placement != wanted for one, wanted in pairs)
+        return sum(mesh.cost(one, wanted) for one, wanted in pairs), changes
+
+    return min(_PLACED, key=cost)
