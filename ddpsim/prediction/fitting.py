@@ -1,7 +1,8 @@
 """Where a job does not fit a GPU's memory: the fewest changes that make it fit, simulated.
 
 All of them leave the global batch as it is: gradients as views of buckets, activation
-checkpointing, smaller micro-batches, and sharding of the optimizer or of everything.
+checkpointing, smaller micro-batches, sharding of the optimizer or of everything, and sharded
+gradients of each micro-batch.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ def _combinations(job: Job, *, same_strategy: bool) -> Iterator[list[Sequence[_C
     groups: list[tuple[_Change, ...]] = [(_bucket_view,)]
     if not same_strategy:
         groups.append((_zero1, _fully_shard))
+    if job.scenario.ddp.shards_model:
+        groups.append((_reduces_each,))
     groups.append((_offload,))
     if estimated:
         groups += [(_checkpoints,), (_micro_batches,)]
@@ -189,6 +192,15 @@ def _fully_shard(way: _Way) -> _Way | None:
     mixed = FullyShard(mixed_precision=MixedPrecision(param="bfloat16", reduce="float32"))
     sharded = _with(way.scenario, "ddp", strategy="fully_shard", fully_shard=mixed)
     return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard", AS_AUTOCAST)
+
+
+def _reduces_each(way: _Way) -> _Way | None:
+    """No whole gradients between micro-batches, where their shards stay on the GPU."""
+    ddp, is_one = way.scenario.ddp, way.scenario.workload.batch_per_rank == 1
+    if not ddp.no_sync or ddp.host_copies or (ddp.accumulation_steps == 1 and is_one):
+        return None
+    reduced = _with(way.scenario, "ddp", no_sync=False)
+    return way.and_with(reduced, "gradients reduced each micro-batch", "ddp.no_sync=false")
 
 
 def _offload(way: _Way) -> _Way | None:

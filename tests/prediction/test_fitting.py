@@ -105,6 +105,15 @@ def test_a_sharded_job_may_leave_its_shards_on_the_host() -> None:
     assert "offload" not in " ".join(least.settings)
 
 
+def test_accumulation_fits_where_each_micro_batch_is_reduced() -> None:
+    """Under no_sync whole gradients stay; llm-foundry, which reduces each, trains such models."""
+    told = ("workload.model=gpt2-xl", "workload.seq_len=512", "ddp.accumulation_steps=4")
+    for strategy in ("fsdp1", "fully_shard"):
+        sharded = (*told, f"ddp.strategy={strategy}", "cluster.device=t4")
+        job = job_of(*sharded, "workload.precision=fp32", batch_per_rank=1)
+        assert ("ddp.no_sync=false",) in [way.settings for way in ways_to_fit(job)]
+
+
 def test_the_same_strategy_stays_where_asked() -> None:
     for way in ways_to_fit(job_of(), same_strategy=True):
         assert not any(setting.startswith("ddp.strategy") for setting in way.settings)

@@ -142,7 +142,7 @@ def test_muon_takes_hidden_matrices_alone() -> None:
 def test_shapes_have_to_be_known() -> None:
     listed = [Parameter("a.weight", 64, "float32")]
     device = load_scenario(ONE).cluster.device
-    with pytest.raises(InputError, match="nobody tells that of a.weight; give a zoo model"):
+    with pytest.raises(InputError, match=r"nobody tells that of a\.weight"):
         optimizer_work(MUON, listed, device)
 
 
