@@ -387,6 +387,10 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     ddp = scenario.ddp
     if not ddp.is_ddp:
         yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
+        if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
+            on = not ddp.shards.grad_reduce_in_bf16
+            setting = f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"
+            yield [setting], _ROUNDS if on else ""
         return
     if ddp.strategy == "zero1":
         yield from ((settings, "") for settings in _of_zero1(ddp.zero1 or ZeroRedundancy()))

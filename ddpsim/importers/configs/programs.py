@@ -284,6 +284,7 @@ _ZERO: dict[str, Rule] = {
     "train_micro_batch_size_per_gpu": copied("workload.batch_per_rank"),
     "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
     "train_batch_size": IDLE,  # of the two above and the ranks
+    "data_types.grad_accum_dtype": only("bf16", instead="gradients of another type"),
     "gradient_clipping": IDLE,  # the norm is taken anyway
     "optimizer.type": lambda value: _optimizer(value, fused=True),
     "optimizer.params.*": IDLE,

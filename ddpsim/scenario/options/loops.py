@@ -84,9 +84,16 @@ class DistributedOptimizer(Spec):
         description="bf16 or fp16: the type of the model's parameters, of which the optimizer "
         "keeps float32 masters; omitted: as they are",
     )
+    grad_reduce_in_bf16: bool = Field(
+        default=False,
+        description="gradients are added up and reduced in bfloat16, where params is; false: in "
+        "float32",
+    )
 
     @model_validator(mode="after")
     def _gathers_by_bucket(self) -> DistributedOptimizer:
+        if self.grad_reduce_in_bf16 and self.params != "bfloat16":
+            raise fail("is of gradients in bfloat16; write params: bfloat16", "grad_reduce_in_bf16")
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             raise fail("needs overlap_grad_reduce: true, as in Megatron", "overlap_param_gather")
         return self

@@ -2,7 +2,8 @@
 
 Source: NVIDIA/Megatron-LM megatron/core/distributed, at 001199898c4b (distributed_data_parallel.py:
 buckets' least size, hooks; param_and_grad_buffer.py: buckets, padding, order, waits) and
-core/optimizer/distrib_optimizer.py (masters and states of 1/N, a copy to the parameters).
+core/optimizer/distrib_optimizer.py (masters and states of 1/N, a copy to the parameters, and of
+gradients that are not in float32 a copy of 1/N that is).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _PHASES = {
 _LEAST_ELEMENTS, _LEAST_A_RANK = 40_000_000, 1_000_000  # of a bucket
 _ALIGNED_PARAMETER, _ALIGNED_BUCKET = 64, 128  # elements
 _Buckets = list[tuple[tuple[int, ...], int]]
-_GRADIENT_BYTES = 4  # gradients are added up and reduced in float32
+_FLOAT32, _BFLOAT16 = ITEM_BYTES["float32"], ITEM_BYTES["bfloat16"]
 
 
 def bucketed(model: Model, options: Options, ranks: int) -> _Buckets:
@@ -100,7 +101,9 @@ class DistributedOptimizer(Strategy):
     `work`: the model's own, with the optimizer of a shard. `needed[i]`: the buckets whose
     parameters forward piece i uses. `zeroed`: the gradients' buffers, before a step; `added[i]`:
     gradient i to its buffer. `scaled`: each bucket before it is reduced; `copied`: updated masters
-    to the parameters. `parameter_bytes`: of an element.
+    to the parameters. `parameter_bytes`, `gradient_bytes`: of an element, the second one in the
+    buffers, where gradients are added up and from which they are reduced. `cast`: the shard's
+    gradients to float32.
     """
 
     work: ModelWork
@@ -111,9 +114,11 @@ class DistributedOptimizer(Strategy):
     added: tuple[Launch, ...]
     scaled: tuple[Launch, ...]
     copied: Launch
+    cast: Launch
     launch_ns: int
     ranks: int
     parameter_bytes: int
+    gradient_bytes: int
     keeps_masters: bool
     overlaps_reduce: bool
     overlaps_gather: bool
@@ -133,25 +138,28 @@ class DistributedOptimizer(Strategy):
     ) -> DistributedOptimizer:
         """A model's step; `model` and `work` as `with_forward_parts` makes them."""
         item = ITEM_BYTES[options.params or model.parameters[0].dtype]
+        added = _BFLOAT16 if options.grad_reduce_in_bf16 else _FLOAT32
         total = sum(elements for _, elements in buckets)
 
         def moved(size_bytes: float) -> Launch:
             return ticks.launch(costs.moved(size_bytes))
 
-        read_and_added = [p.numel * (item + 2 * _GRADIENT_BYTES) for p in model.parameters]
+        read_and_added = [p.numel * (item + 2 * added) for p in model.parameters]
         keeps_masters = item < 4
         return cls(
             work=work,
             members=tuple(members for members, _ in buckets),
             elements=tuple(elements for _, elements in buckets),
             needed=_needed(model, buckets),
-            zeroed=moved(total * _GRADIENT_BYTES),
+            zeroed=moved(total * added),
             added=tuple(map(moved, read_and_added)),
-            scaled=tuple(moved(2 * elements * _GRADIENT_BYTES) for _, elements in buckets),
+            scaled=tuple(moved(2 * elements * added) for _, elements in buckets),
             copied=moved(total // ranks * (4 + item)) if keeps_masters else Launch(0, 0),
+            cast=moved(total // ranks * (added + _FLOAT32)) if added < _FLOAT32 else Launch(0, 0),
             launch_ns=ticks.host_ns(PYTHON_COLLECTIVE_S),
             ranks=ranks,
             parameter_bytes=item,
+            gradient_bytes=added,
             keeps_masters=keeps_masters,
             overlaps_reduce=options.overlap_grad_reduce,
             overlaps_gather=options.overlap_param_gather,
@@ -170,6 +178,8 @@ class DistributedOptimizer(Strategy):
                 yield Mark("backward_starts")
             yield from self._backward(micro_batch.backward, is_last=micro_batch.is_last)
         after = () if self.overlaps_gather else self._gather_all()
+        if self.gradient_bytes < _FLOAT32:
+            yield compute("optimizer", self.cast)
         yield from self.work.end_of_step((*self._copy(), *after))
 
     def _backward(self, backward: Sequence[Piece], *, is_last: bool) -> Iterator[Instruction]:
@@ -196,7 +206,7 @@ class DistributedOptimizer(Strategy):
         """Divided first, then summed: Megatron does not average in the collective by default."""
         yield compute("bucket_copy", self.scaled[bucket])
         if self.ranks > 1:
-            size_bytes = self.elements[bucket] * _GRADIENT_BYTES
+            size_bytes = self.elements[bucket] * self.gradient_bytes
             yield Communicate(
                 bucket,
                 self.launch_ns,
@@ -251,23 +261,26 @@ class DistributedOptimizer(Strategy):
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
         """See Strategy."""
-        sizes = (elements * _GRADIENT_BYTES for elements in self.elements)
+        sizes = (elements * self.gradient_bytes for elements in self.elements)
         return tuple(Bucket(m, size, size) for m, size in zip(self.members, sizes, strict=True))
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy: the buffers of gradients stay."""
-        return ((0, HeldBytes(gradients=sum(self.elements) * _GRADIENT_BYTES)),)
+        return ((0, HeldBytes(gradients=sum(self.elements) * self.gradient_bytes)),)
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy: parameters and gradients whole; masters, if there are any, and states 1/N.
 
-        Optimizers hold states of the parameters' type here, and of the masters' in Megatron.
+        Optimizers hold states of the parameters' type here, and of the masters' in Megatron. Of
+        gradients in bfloat16 the shard has a copy in float32.
         """
         elements = sum(self.elements)
         masters = 4 * elements if self.keeps_masters else 0
         states = optimizer_bytes * 4 // ITEM_BYTES[model.parameters[0].dtype]
-        shards = ceil((masters + states) / self.ranks)
-        return ResidentBytes(elements * self.parameter_bytes, elements * _GRADIENT_BYTES, 0, shards)
+        cast = _FLOAT32 * elements if self.gradient_bytes < _FLOAT32 else 0
+        shards = ceil((masters + states + cast) / self.ranks)
+        gradients = elements * self.gradient_bytes
+        return ResidentBytes(elements * self.parameter_bytes, gradients, 0, shards)
 
 
 def with_forward_parts(model: Model, buckets: _Buckets) -> Model:

@@ -126,15 +126,41 @@ def test_a_rank_sends_as_much_as_under_ddp(ranks: int) -> None:
 
     assert sent() == sent(**BY_PAIRS) == pytest.approx(2 * (ranks - 1) / ranks * total)
     assert sent(params="bfloat16") == pytest.approx(1.5 * (ranks - 1) / ranks * total)
+    half = sent(params="bfloat16", grad_reduce_in_bf16=True)
+    assert half == pytest.approx((ranks - 1) / ranks * total)
 
 
-@pytest.mark.parametrize(("params", "whole", "parted"), [(None, 8, 8), ("bfloat16", 6, 12)])
-def test_memory_is_that_of_megatron(params: str | None, whole: int, parted: int) -> None:
-    """Bytes a parameter by Megatron's docs (dist_optimizer): 8 + 8/N in fp32, 6 + 12/N in bf16."""
-    of, options = model(), {"params": params} if params else {}
+@pytest.mark.parametrize(
+    ("options", "whole", "parted"),
+    [
+        ({}, 8, 8),
+        ({"params": "bfloat16"}, 6, 12),
+        ({"params": "bfloat16", "grad_reduce_in_bf16": True}, 4, 16),
+    ],
+)
+def test_memory_is_that_of_megatron(options: dict[str, Any], whole: int, parted: int) -> None:
+    """Bytes a parameter by Megatron's docs (dist_optimizer), in fp32, in bf16, in 16 bits alone."""
+    of = model()
     strategy = compile_program(scenario_of(8, **options), of).strategy
     held = strategy.resident_bytes(of, 2 * of.gradient_bytes)
     assert sum(held) == 6 * NUMEL * (whole + parted / 8)
+
+
+def test_gradients_in_bfloat16_take_fewer_bytes_and_a_cast_of_the_shard() -> None:
+    """Each is read and added in its own type; the optimizer's part is copied to float32."""
+    of = model(dtype="bfloat16")
+    step_of = {
+        half: compile_program(
+            scenario_of(params="bfloat16", grad_reduce_in_bf16=half), of
+        ).steady_step
+        for half in (False, True)
+    }
+    casts = {half: sum(_is_optimizers(each) for each in step) for half, step in step_of.items()}
+    assert casts[True] == casts[False] + 1
+
+
+def _is_optimizers(each: object) -> bool:
+    return isinstance(each, Compute) and each.kind == "optimizer"
 
 
 def test_what_megatron_refuses() -> None:
