@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter
-import itertools
 
 WIDTHS = (64, 96, 32)
 _LAYERS = list(itertools.pairwise(WIDTHS))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from two_ranks import run_as_rank
-import itertools
 
 WIDTHS = (64, 96, 32)  # of layers, each a unit of its own
 CASES = [("ddp", None), *(("fully_shard", reduce) for reduce in (None, "bfloat16", "float32"))]
