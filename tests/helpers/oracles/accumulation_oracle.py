@@ -12,7 +12,7 @@ CASES = [("ddp", None), *(("fully_shard", reduce) for reduce in (None, "bfloat16
 
 
 def observe(strategy: str, reduce: str | None) -> dict[str, Any]:
-    """Bytes of each type after two micro-batches that reduce nothing, and after a third that does."""
+    """Bytes of each type after two micro-batches that reduce nothing, and after one that does."""
     import torch
 
     torch.manual_seed(0)
