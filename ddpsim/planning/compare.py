@@ -383,14 +383,19 @@ def _optimizers(own: Optimizer) -> Iterator[tuple[Sequence[str], str]]:
         yield ["workload.optimizer=adamw"], "another training"
 
 
+def _of_another_strategy(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
+    """DDP instead, and Megatron's other type of gradients."""
+    yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
+    if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
+        on = not ddp.shards.grad_reduce_in_bf16
+        setting = f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"
+        yield [setting], _ROUNDS if on else ""
+
+
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     ddp = scenario.ddp
     if not ddp.is_ddp:
-        yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
-        if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
-            on = not ddp.shards.grad_reduce_in_bf16
-            setting = f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"
-            yield [setting], _ROUNDS if on else ""
+        yield from _of_another_strategy(ddp)
         return
     if ddp.strategy == "zero1":
         yield from ((settings, "") for settings in _of_zero1(ddp.zero1 or ZeroRedundancy()))
