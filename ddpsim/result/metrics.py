@@ -356,29 +356,35 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
     buckets = [span for span in step.comm if is_reduced(span, reduced)]
     others = [span for span in step.comm if not is_reduced(span, reduced)]
     are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
-    longest = max(
-        buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
-    )
-    if are_late:
-        return longest, _late(step, buckets, reduced)
-    return longest, _mostly(longest, broadcast)
+    waited, said = buckets, _late(step, buckets, reduced) if are_late else ""
+    if not are_late:
+        kinds: dict[str, list[CommSpan]] = {}
+        for span in others:
+            kinds.setdefault(_purpose(span, broadcast), []).append(span)
+        said = max(kinds, key=lambda kind: step.exposed_ns(kinds[kind]))
+        waited, said = kinds[said], f"mostly {said}"
+    return max(waited, key=lambda collective: step.exposed_ns([collective])), said
 
 
-def _mostly(longest: CommSpan, broadcast: str) -> str:
+def _purpose(span: CommSpan, broadcast: str) -> str:
+    """What a collective that reduces no bucket is for."""
     causes = {
         "sync_batch_norm": "the statistics of SyncBatchNorm",
         _AVERAGE: "the average of the parameters, in steps that have one",
         "a barrier": "barriers, where ranks wait for each other",
         "parameter ": "gradients that are reduced beside DDP",
         "join": "join's all-reduce, which counts the ranks that have inputs",
+        "Muon": "Muon's matrices, which are sharded",
     }
     operations = {
         "broadcast": f"{broadcast} before the forward",
         "all_gather": "all-gathers of parameters",
     }
-    known = [said for cause, said in causes.items() if longest.cause.startswith(cause)]
+    for cause, said in causes.items():
+        if span.cause.startswith(cause):
+            return said
     unused = "the all-reduce that tells which parameters are unused"
-    return f"mostly {known[0] if known else operations.get(longest.operation, unused)}"
+    return operations.get(span.operation, unused)
 
 
 def _late(step: Step, reduced: list[CommSpan], called: str) -> str:

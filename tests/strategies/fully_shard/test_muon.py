@@ -36,7 +36,9 @@ def test_products_are_shared_out_as_dtensor_does(ranks: int, tmp_path: Path) -> 
         assert "in-place operations that require placement changes" in case["adafactor"]
 
 
-def scenario_of(optimizer: Any, nodes: int = 1, **ddp: Any) -> ddpsim.Scenario:
+def scenario_of(
+    optimizer: Any, nodes: int = 1, rate: str = "25 GB/s", **ddp: Any
+) -> ddpsim.Scenario:
     return ddpsim.load_scenario(
         {
             "schema": "ddpsim/1",
@@ -48,7 +50,7 @@ def scenario_of(optimizer: Any, nodes: int = 1, **ddp: Any) -> ddpsim.Scenario:
             },
             "ddp": {"strategy": "fully_shard"} | ddp,
             "cluster": {"nodes": nodes, "gpus_per_node": 4, "device": "a100-sxm-80gb"}
-            | ({"inter_node": {"bandwidth": "25 GB/s", "latency": "5 us"}} if nodes > 1 else {}),
+            | ({"inter_node": {"bandwidth": rate, "latency": "5 us"}} if nodes > 1 else {}),
         }
     )
 
@@ -86,3 +88,9 @@ def test_states_are_shared_out() -> None:
         for ddp in ({"strategy": "ddp"}, {})
     )
     assert four == pytest.approx(one / 4)
+
+
+def test_what_takes_longest_in_all_is_named() -> None:
+    """Many short collectives of matrices, beside fewer long gathers of parameters."""
+    slow = ddpsim.simulate(scenario_of("muon", nodes=2, rate="1 GB/s"))
+    assert "mostly Muon's matrices" in slow.bottleneck.text
