@@ -144,7 +144,8 @@ def _program_inputs(
     """All that a program depends on beside the options of DDP and the loader."""
     cluster, workload = scenario.cluster, scenario.workload
     ranks = (cluster.nodes, cluster.world_size)  # what hooks gather, and groups of nodes
-    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, ranks)
+    is_alone = cluster.algorithm == "data_parallel"
+    of_cluster = (cluster.device, is_alone, cluster.gpus_per_node, ranks)
     of_ends = (workload.read_loss_every, workload.barrier_every, scenario.run.iterations)
     return id(model), model, overheads, of_cluster, workload.batch_per_rank, of_ends
 

@@ -229,6 +229,11 @@ class MemoryPeak:
     gradients: int
     reductions: int
 
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.reductions
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:

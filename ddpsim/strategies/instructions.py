@@ -137,7 +137,10 @@ def numbered(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
         if isinstance(instruction, Communicate):
             places[instruction.number] = count
             follows = None if instruction.follows is None else places[instruction.follows]
-            yield instruction._replace(number=count, follows=follows)
+            is_numbered = (instruction.number, instruction.follows) == (count, follows)
+            yield (
+                instruction if is_numbered else instruction._replace(number=count, follows=follows)
+            )
             count += 1
         elif isinstance(instruction, Await):
             yield Await(places[instruction.number])

@@ -56,6 +56,10 @@ class Collective:
         """How many it holds."""
         return self.met_ns.size + self.ends_ns.size
 
+    def later(self, by_ns: Ticks) -> Collective:
+        """The same, so much later."""
+        return Collective(self.transfers, self.met_ns + by_ns, self.ends_ns + by_ns)
+
     def of(self, trial: int, place: int) -> Met:
         """As one rank saw it."""
         slowdown = self.transfers[trial % len(self.transfers)].interference.compute
@@ -148,6 +152,29 @@ class InFlight:
             self.comm_ns = self.comm_ns + (ends_ns - joined_ns)
             self._launched.setdefault(group, deque()).append((joined_ns, collective))
         return joined_ns, collective
+
+    @property
+    def tells_by_layers(self) -> bool:
+        """Whether collectives take as long whenever they begin."""
+        return not self._traffics
+
+    def standing(self, groups: Iterable[ProcessGroup], now_ns: Ticks) -> list[Ticks | float]:
+        """When these groups' lanes are free, and what ranks that are at `now_ns` may wait for."""
+        found: list[Ticks | float] = [self._free_ns[group] for group in sorted(groups)]
+        for launched in self._launched.values():
+            for joined_ns, each in launched:
+                if (each.ends_ns > now_ns).any():
+                    seen_ns = (joined_ns, each.met_ns, each.ends_ns)
+                    found += [np.maximum(ns, now_ns) for ns in seen_ns]
+        return found
+
+    def put_off(self, groups: Iterable[ProcessGroup], by_ns: Ticks) -> None:
+        """All that these groups do comes so much later."""
+        self._free_ns.update({group: self._free_ns[group] + by_ns for group in groups})
+        for launched in self._launched.values():
+            later = [(joined_ns + by_ns, each.later(by_ns)) for joined_ns, each in launched]
+            launched.clear()
+            launched.extend(later)
 
     def _met(self, group: ProcessGroup, joined_ns: Ticks) -> Ticks:
         """When the last rank of each group has come."""

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered
-from ddpsim.engine.fast.evaluator import Evaluator
 from ddpsim.engine.fast.lane import Lane
+from ddpsim.engine.fast.layered import Layered
+from ddpsim.engine.fast.layers import Layers, layers_of
 from ddpsim.engine.fast.repeats import Repeats
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.threads import Threads
@@ -50,7 +51,7 @@ _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 _LARGEST = 2**53  # nor a product
 
 
-class Lanes(Evaluator):
+class Lanes(Layered):
     """Trials whose hosts have the same instructions, on `ranks` ranks each, or on those that stand
     for all: moments are [trials, ranks].
 
@@ -170,7 +171,8 @@ class Lanes(Evaluator):
             self._launch(self._host_ns)
             self._come_to(self._stream_ns + stalls_ns)
         last_ns = column([host.step(number).last_ns for host in self._hosts])
-        self._evaluate(self._steps[self._program.kind(number)], last_ns)
+        kind = self._program.kind(number)
+        self._evaluate(self._but_for_equal(self._steps[kind], self._layers[kind]), last_ns)
         if self._counts:
             self._now[0] = self._comm.comm_ns
         _check_exact(self._stream_ns.max(), _LATEST_NS)
@@ -189,7 +191,8 @@ class Lanes(Evaluator):
             self._come_to(np.maximum(self._stream_ns, launched_ns))
 
     def _note_wait(self, is_late: npt.NDArray[np.bool_]) -> None:
-        if not self.varies:  # otherwise nobody asks
+        if is_late.any():
+            self._was_late = True
             self._waited |= is_late.any(axis=1)
 
     def _may_wait(self, launched_ns: Ticks | float) -> bool:
@@ -198,6 +201,7 @@ class Lanes(Evaluator):
         if self._least_ns >= last_ns:
             return False
         self._least_ns = float(self._stream_ns.min())
+        self._was_late |= self._least_ns < last_ns
         return self._least_ns < last_ns
 
     def _come_to(self, now_ns: Ticks) -> None:
@@ -297,6 +301,32 @@ class Lanes(Evaluator):
             self._now[1] += exposed_ns
             self._now[2] += late_ns
 
+    def _remember(self, launched: object, collective: Any) -> None:
+        self._sent.append((launched, collective))
+        self._collectives.add(collective)
+
+    def _counted(self) -> Ticks:
+        if not self._counts:
+            return np.zeros(0)
+        counted = self._now.copy()
+        counted[0] = self._comm.comm_ns
+        return counted
+
+    def _to_come(self, layers: Layers) -> list[Ticks]:
+        now_ns, comm = self._stream_ns, self._comm
+        of_lanes_ns = np.repeat(now_ns[:, 0], self._shape[1])
+        sent_ns = comm.standing(layers.groups, now_ns) if isinstance(comm, InFlight) else []
+        slow = self._slow.standing(now_ns.reshape(-1), of_lanes_ns)
+        return [ns - now_ns[:, :1] for ns in sent_ns] + slow
+
+    def _put_off(self, layers: Layers, by_ns: Ticks, waited_ns: Ticks) -> None:
+        self._slow.put_off(np.repeat(by_ns[:, 0], self._shape[1]))
+        if isinstance(self._comm, InFlight):
+            self._comm.put_off(layers.groups, by_ns)
+            if self._counts:
+                self._now += waited_ns
+                self._comm.comm_ns += waited_ns[0]
+
     @cached_property
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""
@@ -323,6 +353,12 @@ class Lanes(Evaluator):
         of_kinds = zip(*(host.program.kinds for host in self._hosts), strict=True)
         blocks = self._blocks
         return tuple(side_by_side(scripts, most, blocks=blocks) for scripts in of_kinds)
+
+    @cached_property
+    def _layers(self) -> tuple[tuple[Layers, ...], ...]:
+        """Equal ones of each kind of step, where all that happens in one comes again."""
+        tells = isinstance(self._comm, InFlight) and self._comm.tells_by_layers
+        return tuple(layers_of(parts) if tells else () for parts in self._steps)
 
     def slowest_rank(self, trial: int) -> int:
         """The rank that ends the last iteration last; of equals the longest in collectives."""

@@ -81,6 +81,22 @@ class SlowPeriods:
             del self._periods[0]
             self._stacked = None
 
+    def standing(self, now_ns: Ticks, first_ns: Ticks) -> list[Ticks]:
+        """What is left of all periods where lanes are at `now_ns`, in ticks since `first_ns`."""
+        found: list[Ticks] = []
+        for start_ns, end_ns, factor in self._periods:
+            found += [np.maximum(ns, now_ns) - first_ns for ns in (start_ns, end_ns)]
+            found.append(np.asarray(factor))
+        return found
+
+    def put_off(self, by_ns: Ticks) -> None:
+        """All of them come so much later."""
+        self._stacked = None
+        self._periods = [
+            _Period(period.start_ns + by_ns, period.end_ns + by_ns, period.factor)
+            for period in self._periods
+        ]
+
     def ends_by_sums(self, sums: WorkSums, works_ns: Ticks, now_ns: Ticks) -> Ticks:
         """When each lane has done all works if its pace stays as it is at `now_ns`; -1: unknown.
 

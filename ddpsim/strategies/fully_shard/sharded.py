@@ -15,7 +15,6 @@ from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
 from ddpsim.strategies.fully_shard.units import Unit, backward_pieces, forward_pieces
 from ddpsim.strategies.instructions import (
-    Compute,
     Instruction,
     LoadBatch,
     Mark,
@@ -99,13 +98,13 @@ class Sharded(Strategy):
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
         """See Strategy."""
-        yield from self._instructions(self.begun())
+        yield from self._walked[1]
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
         """See Strategy: the gradients of each unit, in the order of the last backward."""
         return tuple(
             Bucket(unit.parameters, unit.scattered_bytes, unit.scattered_bytes)
-            for unit in self._walked.scattered
+            for unit in self._walked[0].scattered
         )
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
@@ -115,33 +114,30 @@ class Sharded(Strategy):
         offloaded is on the host.
         """
         if self.offloads:
-            return ResidentBytes(0, 0, self._peak_bytes, 0)
+            return ResidentBytes(0, 0, self._peak.total, 0)
         used = sum(parameter.size_bytes for parameter in model.used)
         gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
         optimizer = ceil(optimizer_bytes / self.ranks)
-        whole = max(0, self._peak_bytes - gradients)
+        whole = max(0, self._peak.total - gradients)
         return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
 
     def memory_peak(self) -> MemoryPeak:
         """See Strategy."""
-        held = self._walked.held
-        return MemoryPeak(held.peak_place, *held.peak)
+        return self._peak
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy."""
-        return tuple(self._walked.held.walked)
-
-    @property
-    def _peak_bytes(self) -> int:
-        return sum(self._walked.held.peak)
+        return self._walked[0].held.walked()
 
     @cached_property
-    def _walked(self) -> WalkedStep:
-        """At the end of a step."""
+    def _peak(self) -> MemoryPeak:
+        return self._walked[0].held.peak()
+
+    @cached_property
+    def _walked(self) -> tuple[WalkedStep, tuple[Instruction, ...]]:
+        """A step at its end, and its instructions."""
         step = self.begun()
-        for instruction in self._instructions(step):
-            step.held.works += isinstance(instruction, Compute) and instruction.device_ns > 0
-        return step
+        return step, tuple(step.held.walk(self._instructions(step)))
 
     def ends(self, number: int) -> Ends:
         """What the backward of a micro-batch does at its end."""

@@ -20,7 +20,6 @@ from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
-    Compute,
     Instruction,
     LoadBatch,
     Mark,
@@ -162,7 +161,7 @@ class DeepSpeed(Strategy):
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
         """See Strategy."""
-        yield from self._instructions(_Doing())
+        yield from self._walked[1]
 
     def _instructions(self, doing: _Doing) -> Iterator[Instruction]:
         doing.held.add("gradients", 0)
@@ -283,11 +282,10 @@ class DeepSpeed(Strategy):
             yield Await(_NORM)
         doing.held.add("gradients", self.part * _MASTER_BYTES)
         yield compute("clip", scaled)
-        held = doing.held.now.gradients
-        doing.held.add("gradients", self.part * _MASTER_BYTES - held)
+        doing.held.add("gradients", self.part * _MASTER_BYTES - doing.held.gradients)
 
     def _gather(self, doing: _Doing) -> Iterator[Instruction]:
-        doing.held.add("gradients", -doing.held.now.gradients)
+        doing.held.add("gradients", -doing.held.gradients)
         yield compute("optimizer", self.masters)
         if self.ranks > 1:
             size_bytes, number = self.part * self.ranks * self.item, doing.launched
@@ -302,26 +300,29 @@ class DeepSpeed(Strategy):
         return tuple(Bucket(m, size, size) for m, size in zip(self.members, sizes, strict=True))
 
     @cached_property
-    def _walked(self) -> Held:
+    def _walked(self) -> tuple[Held, tuple[Instruction, ...]]:
+        """A step, and what it held."""
         doing = _Doing()
-        for instruction in self._instructions(doing):
-            doing.held.works += isinstance(instruction, Compute) and instruction.device_ns > 0
-        return doing.held
+        return doing.held, tuple(doing.held.walk(self._instructions(doing)))
+
+    @cached_property
+    def _peak(self) -> MemoryPeak:
+        return self._walked[0].peak()
 
     def memory_peak(self) -> MemoryPeak:
         """See Strategy."""
-        return MemoryPeak(self._walked.peak_place, *self._walked.peak)
+        return self._peak
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy."""
-        return tuple(self._walked.walked)
+        return self._walked[0].walked()
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy: parameters whole, float32 masters and states of a part.
 
         `buckets`: what else is held as the most is, found by walking the step.
         """
-        whole, most = self.part * self.ranks, sum(self._walked.peak)
+        whole, most = self.part * self.ranks, self._peak.total
         states = optimizer_bytes * _MASTER_BYTES // ITEM_BYTES[model.parameters[0].dtype]
         shards = self.part * _MASTER_BYTES + ceil(states / self.ranks)
         gradients = min(
