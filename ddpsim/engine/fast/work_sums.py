@@ -7,7 +7,7 @@ compute is the same: another network, another host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,27 @@ __all__ = ["Prefixes", "WorkSums"]
 
 _FIT = 2**15  # figures that fit a cache
 _EVERY = 8  # works from one kept sum to the next
+_FEW = 2**18  # figures, 2 MiB: of so few works on so few ranks each sum is kept
 _MOST_KEPT = 2**23  # sums of each sort, 64 MiB
 _Integers = npt.NDArray[np.int64]
+_Kept = TypeVar("_Kept")
 
 
 class Prefixes:
-    """Ticks of the first works of each rank, kept for every eighth and worked out between."""
+    """Ticks of the first works of each rank.
+
+    Kept for each work where they are few, else for every eighth and worked out between.
+    """
 
     def __init__(self, works_ns: Ticks, factors: Ticks, pace: float) -> None:
         self._factors, self._pace = factors, pace
-        blocks = -(-len(works_ns) // _EVERY)
-        padded_ns = np.full(blocks * _EVERY, np.inf)  # after the last work none ever ends
+        self._every = every = 1 if len(works_ns) * len(factors) <= _FEW else _EVERY
+        blocks = -(-len(works_ns) // every)
+        padded_ns = np.full(blocks * every, np.inf)  # after the last work none ever ends
         padded_ns[: len(works_ns)] = works_ns
-        self._works_ns = np.ascontiguousarray(padded_ns.reshape(blocks, _EVERY).T)
+        self._works_ns = np.ascontiguousarray(padded_ns.reshape(blocks, every).T)
         self._kept_ns = np.zeros((blocks, len(factors)))
-        many = max(1, _FIT // _EVERY)
+        many = max(1, _FIT // every)
         for begin in range(0, len(factors), many):
             some = slice(begin, begin + many)
             for block in range(1, blocks):
@@ -48,18 +54,25 @@ class Prefixes:
 
     def before(self, ranks: _Integers, counts: _Integers) -> Ticks:
         """Ticks of the first `counts` works of these ranks, fewer than all."""
+        if self._every == 1 or not counts.any():
+            return np.asarray(self._kept_ns[counts, ranks])
         blocks, more = np.divmod(counts, _EVERY)
         kept_ns: Ticks = self._kept_ns[blocks, ranks]
-        if not more.any():
-            return kept_ns
         taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
         counted = np.arange(_EVERY)[:, np.newaxis] < more
         return np.asarray(kept_ns + np.where(counted, taken_ns, 0.0).sum(axis=0))
 
     def within(self, ranks: _Integers, most_ns: Ticks) -> tuple[_Integers, Ticks]:
-        """How many works, from the first on, take no more than so many ticks, and how long."""
+        """How many works, from the first on, take no more than so many ticks, and how long.
+
+        These are not all of them.
+        """
         kept_ns = self._kept_ns[:, ranks]
-        blocks = np.count_nonzero(kept_ns <= most_ns, axis=0) - 1
+        blocks: _Integers = np.full(len(ranks), -1)
+        for each_ns in kept_ns:
+            blocks += each_ns <= most_ns
+        if self._every == 1:
+            return blocks, kept_ns[blocks, np.arange(len(ranks))]
         sums_ns = np.empty((_EVERY + 1, len(ranks)))
         sums_ns[0] = kept_ns[blocks, np.arange(len(ranks))]
         taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
@@ -100,10 +113,10 @@ class WorkSums:
         """Ticks of all works on each rank, each work rounded, `pace` thousandths as long."""
         works = np.array(works_ns, dtype=np.float64)
         asked = works.tobytes(), pace
-        found = self._known.pop(asked, None)
-        self._known[asked] = self._summed(works, pace) if found is None else found
-        _forget(self._known)
-        return self._known[asked]
+        if asked not in self._known:
+            self._known[asked] = self._summed(works, pace)
+            _forget(self._known)
+        return _as_last(self._known, asked)
 
     def begun_and_last_ns(
         self, works_ns: Ticks, paces: Ticks, ranks: _Integers, done: _Integers, now_ns: Ticks
@@ -131,10 +144,10 @@ class WorkSums:
 
     def _prefixes_of(self, works_ns: Ticks, pace: float) -> Prefixes:
         asked = works_ns.tobytes(), pace
-        found = self._prefixes.pop(asked, None) or Prefixes(works_ns, self.factors, pace)
-        self._prefixes[asked] = found
-        _forget(self._prefixes)
-        return found
+        if asked not in self._prefixes:
+            self._prefixes[asked] = Prefixes(works_ns, self.factors, pace)
+            _forget(self._prefixes)
+        return _as_last(self._prefixes, asked)
 
     def _summed(self, works_ns: Ticks, pace: float) -> Ticks:
         if self._usual:
@@ -154,16 +167,28 @@ class WorkSums:
         return sums_ns
 
 
+def _as_last(kept: dict[tuple[bytes, float], _Kept], asked: tuple[bytes, float]) -> _Kept:
+    """What is kept, and was asked for last."""
+    kept[asked] = kept.pop(asked)
+    return kept[asked]
+
+
 def _forget(kept: dict[tuple[bytes, float], Any]) -> None:
     """All but those that were asked for last, and that fit; the last one of all stays."""
     while len(kept) > 1 and sum(each.size for each in kept.values()) > _MOST_KEPT:
         del kept[next(iter(kept))]
 
 
-def _by_pace(paces: Ticks) -> Iterator[tuple[float, _Integers]]:
+def _by_pace(paces: Ticks) -> Iterator[tuple[float, _Integers | slice]]:
     """Each pace, and who has it."""
-    for pace in np.unique(paces).tolist():
-        yield pace, np.flatnonzero(paces == pace)
+    if not paces.size:
+        return
+    lowest, highest = float(paces.min()), float(paces.max())
+    if lowest == highest:
+        yield lowest, slice(None)
+        return
+    for pace in (lowest, *np.unique(paces[(lowest < paces) & (paces < highest)]), highest):
+        yield float(pace), np.flatnonzero(paces == pace)
 
 
 def _taken_ns(works_ns: Ticks, factors: Ticks, pace: float) -> Ticks:
