@@ -105,7 +105,8 @@ class NcclCost:
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
-        return _as_sent(replace(self, time_factor=1.0), operation, size_bytes).choice
+        unstretched = self if self.time_factor == 1 else replace(self, time_factor=1.0)
+        return _as_sent(unstretched, operation, size_bytes).choice
 
     def tuned(self, size_bytes: int, operation: Operation) -> Choice:
         """What NCCL's tuner estimates to be the fastest; it does not know a stated latency."""
@@ -350,8 +351,10 @@ class _Larger:
         best_ns, best = self._taken_ns(own), own
         is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
         for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
+            if self._cost.tuned(like_bytes, self._operation)[:2] == best.choice[:2]:
+                continue
             sent = _tuned(self._cost, self._operation, own.size_bytes, like_bytes)
-            if sent.choice[:2] != best.choice[:2] and (taken_ns := self._taken_ns(sent)) < best_ns:
+            if (taken_ns := self._taken_ns(sent)) < best_ns:
                 best_ns, best = taken_ns, sent
         for later in range(band + 1, len(_BANDS_BYTES)):
             size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps
@@ -385,6 +388,7 @@ def _larger(cost: NcclCost, operation: Operation) -> _Larger:
 @lru_cache(maxsize=4096)
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
-    unstretched = replace(cost, time_factor=1.0)  # the same choice, and its search once for all
+    # the same choice, and its search once for all
+    unstretched = cost if cost.time_factor == 1 else replace(cost, time_factor=1.0)
     choice, sent_bytes, cuts = _as_sent(unstretched, operation, size_bytes)
     return cost.sent(choice, sent_bytes, operation, cuts)

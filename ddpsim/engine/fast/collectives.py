@@ -158,9 +158,9 @@ class InFlight:
         """Whether collectives take as long whenever they begin."""
         return not self._traffics
 
-    def standing(self, groups: Iterable[ProcessGroup], now_ns: Ticks) -> list[Ticks | float]:
+    def standing(self, groups: Iterable[ProcessGroup], now_ns: Ticks) -> list[Ticks]:
         """When these groups' lanes are free, and what ranks that are at `now_ns` may wait for."""
-        found: list[Ticks | float] = [self._free_ns[group] for group in sorted(groups)]
+        found = [np.asarray(self._free_ns[group]) for group in sorted(groups)]
         for launched in self._launched.values():
             for joined_ns, each in launched:
                 if (each.ends_ns > now_ns).any():

@@ -314,10 +314,9 @@ class Lanes(Layered):
 
     def _to_come(self, layers: Layers) -> list[Ticks]:
         now_ns, comm = self._stream_ns, self._comm
-        of_lanes_ns = np.repeat(now_ns[:, 0], self._shape[1])
-        sent_ns = comm.standing(layers.groups, now_ns) if isinstance(comm, InFlight) else []
-        slow = self._slow.standing(now_ns.reshape(-1), of_lanes_ns)
-        return [ns - now_ns[:, :1] for ns in sent_ns] + slow
+        seen_ns = comm.standing(layers.groups, now_ns) if isinstance(comm, InFlight) else []
+        seen_ns += self._slow.standing(now_ns)
+        return [ns - now_ns[:, :1] for ns in seen_ns] + self._slow.factors()
 
     def _put_off(self, layers: Layers, by_ns: Ticks, waited_ns: Ticks) -> None:
         self._slow.put_off(np.repeat(by_ns[:, 0], self._shape[1]))

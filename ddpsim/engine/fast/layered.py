@@ -16,28 +16,32 @@ from ddpsim.engine.fast.trials import TrialStep, TrialWork
 __all__ = ["Layered"]
 
 _Part = TrialStep | TrialWork
+_ALL = 2  # sorts of figures
 
 
 class _Standing(NamedTuple):
     """Where ranks stand after a layer.
 
-    `stream_ns`, [trials, ranks], and `figures`, all else that later parts depend on, in ticks since
-    `first_ns`, [trials, 1]; None: not asked. `counted`: how long ranks have waited in this step.
+    `figures`: all that later parts depend on, in ticks since `first_ns`, [trials, 1]: streams and
+    what the layer refers to; then the rest, asked for where these stand as they did after the layer
+    before. `counted`: how long ranks have waited in this step.
     """
 
     first_ns: Ticks
-    stream_ns: Ticks
-    figures: list[Ticks] | None
+    figures: list[list[Ticks]]
     counted: Ticks
 
-    def is_like(self, before: _Standing | None) -> bool:
+    def is_like(self, before: _Standing) -> bool:
         """Whether all stands as it did a layer before, but for one number of ticks."""
-        if before is None or self.figures is None or before.figures is None:
+        return len(self.figures) == _ALL and self.stands_as(before)
+
+    def stands_as(self, before: _Standing) -> bool:
+        """Whether that holds of what was asked for last."""
+        place = len(self.figures) - 1
+        if place >= len(before.figures):
             return False
-        both = zip(self.figures, before.figures, strict=False)
-        return len(self.figures) == len(before.figures) and all(
-            np.array_equal(one, other) for one, other in both
-        )
+        ours, theirs = self.figures[place], before.figures[place]
+        return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
 
 
 class Layered(Evaluator):
@@ -72,14 +76,19 @@ class Layered(Evaluator):
     def _after(self, layers: Layers, number: int, before: _Standing | None) -> _Standing:
         """After so many layers and this one."""
         first_ns = self._stream_ns[:, :1]
-        stream_ns = self._stream_ns - first_ns
-        figures = None
-        if before and np.array_equal(stream_ns, before.stream_ns):
-            last = layers.records_of(number).stop
-            seen = [self._recorded_ns[i] for i in range(last - layers.recorded_back, last)]
-            seen += [each.ends_ns for _, each in self._sent[len(self._sent) - layers.sent_back :]]
-            figures = [ns - first_ns for ns in seen] + self._to_come(layers)
-        return _Standing(first_ns, stream_ns, figures, self._counted())
+        found = _Standing(first_ns, [self._referred_to(layers, number)], self._counted())
+        if before and found.stands_as(before):
+            found.figures.append(self._to_come(layers))
+        return found
+
+    def _referred_to(self, layers: Layers, number: int) -> list[Ticks]:
+        """Streams, and the last Records and ends of collectives."""
+        last = layers.records_of(number).stop
+        seen = [self._stream_ns]
+        seen += [self._recorded_ns[i] for i in range(last - layers.recorded_back, last)]
+        sent = self._sent[len(self._sent) - max(1, layers.sent_back) :]
+        seen += [collective.ends_ns for _, collective in sent]
+        return [ns - self._stream_ns[:, :1] for ns in seen]
 
     def _go_on(self, layers: Layers, number: int, by_ns: Ticks, waited_ns: Ticks) -> None:
         """All layers after this one, each as long as it was."""

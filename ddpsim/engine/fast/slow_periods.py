@@ -81,13 +81,17 @@ class SlowPeriods:
             del self._periods[0]
             self._stacked = None
 
-    def standing(self, now_ns: Ticks, first_ns: Ticks) -> list[Ticks]:
-        """What is left of all periods where lanes are at `now_ns`, in ticks since `first_ns`."""
-        found: list[Ticks] = []
-        for start_ns, end_ns, factor in self._periods:
-            found += [np.maximum(ns, now_ns) - first_ns for ns in (start_ns, end_ns)]
-            found.append(np.asarray(factor))
-        return found
+    def standing(self, now_ns: Ticks) -> list[Ticks]:
+        """What is left of all periods where lanes are at `now_ns`, [trials, ranks]."""
+        return [
+            np.maximum(ns.reshape(now_ns.shape), now_ns)
+            for period in self._periods
+            for ns in (period.start_ns, period.end_ns)
+        ]
+
+    def factors(self) -> list[Ticks]:
+        """Each period's."""
+        return [np.asarray(period.factor) for period in self._periods]
 
     def put_off(self, by_ns: Ticks) -> None:
         """All of them come so much later."""
