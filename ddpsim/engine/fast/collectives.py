@@ -58,7 +58,8 @@ class Collective:
 
     def later(self, by_ns: Ticks) -> Collective:
         """The same, so much later."""
-        return Collective(self.transfers, self.met_ns + by_ns, self.ends_ns + by_ns)
+        met_ns, ends_ns = (_later(ns, by_ns) for ns in (self.met_ns, self.ends_ns))
+        return Collective(self.transfers, met_ns, ends_ns)
 
     def of(self, trial: int, place: int) -> Met:
         """As one rank saw it."""
@@ -67,6 +68,13 @@ class Collective:
             int(ns[trial, place if ns.shape[1] > 1 else 0]) for ns in (self.met_ns, self.ends_ns)
         )
         return Met(met_ns, end_ns, slowdown)
+
+
+def _later(moments_ns: Ticks, by_ns: Ticks) -> Ticks:
+    """[trials, ranks] so much later, [trials, 1]; where all ranks share one, they still do."""
+    if moments_ns.strides[1]:
+        return moments_ns + by_ns
+    return np.broadcast_to(moments_ns[:, :1] + by_ns, moments_ns.shape)
 
 
 class Seen(Protocol):
