@@ -50,8 +50,8 @@ LEVEL = 0.8
 # what holds four in five measured steps, each predicted by those of other publishers, by kind of
 # model; and of a device of which only its peaks are known (docs/validation.md, section 3)
 ROOFLINE = {
-    "convolutional": Uncertainty(0.15, "the error of 189 measured steps, by other publishers'"),
-    "attention": Uncertainty(0.12, "the error of 181 measured steps, by other publishers'"),
+    "convolutional": Uncertainty(0.17, "the error of 183 measured steps, by other publishers'"),
+    "attention": Uncertainty(0.10, "the error of 180 measured steps, by other publishers'"),
 }
 # medians of 12 kinds of layers and GPUs (docs/explanation/compute.md): root mean square
 RECURRENT = Uncertainty(0.44, "DeepBench's recurrent layers; none set the estimate")

@@ -1,8 +1,9 @@
 """What a chip reaches of its peak, as published steps of others tell.
 
 For matrix products and for convolutions: a line over the FLOPs that the device has for a byte of
-its memory, and a deviation of each chip from it. A step's device time is linear in the inverse of
-both, so few numbers of each row are enough.
+its memory, a deviation of each chip from it in all that it does, and one of each type on that chip.
+What a publisher's software and clocks make faster or slower is no chip's: it is found with them.
+A step's device time is linear in the inverse of both, so few numbers of each row are enough.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from ddpsim.scenario.catalog import device_names, device_table
 
-__all__ = ["LINE", "Place", "Reached", "Times", "chip_of", "features", "fitted"]
+__all__ = ["LINE", "Place", "Reached", "Times", "chip_of", "fitted", "lines"]
 
 Array = NDArray[np.float64]
 
@@ -46,20 +47,25 @@ class Times:
 
 @dataclass(frozen=True)
 class Reached:
-    """Logarithms of efficiencies: a line for each kind, and the deviations of known places."""
+    """Logarithms of efficiencies: a line for each kind, deviations of chips, and known places."""
 
-    line: Array  # [kind][constant, slope, fp32, limited]
+    line: Array  # [constant, slope, fp32, limited] of products, and the same of convolutions
+    chips: dict[str, float]
     known: dict[Place, float]
 
     def of(self, place: Place) -> float:
         """The efficiency of a place, known or not."""
-        log = self.known.get(place, float(features(place) @ self.line[int(place.convolution)]))
+        log = self.known.get(place)
+        if log is None:
+            log = float(lines([place])[0] @ self.line) + self.chips.get(place.chip, 0.0)
         return min(1.0, math.exp(log))
 
 
-_SPREAD_OF_CHIPS, _SPREAD_OF_ROWS = 0.2, 0.1  # of logarithms about the line, and about a chip's
-LINE = np.array([[-0.8, -0.2, 0.0, 0.4], [-1.1, -0.3, 0.0, 0.4]])
-_SPREAD_OF_LINE = np.array([1.0, 0.5, 0.5, 0.5])
+# standard deviations of logarithms: of a chip from the line, of a place from its chip, of what a
+# publisher's steps take, and of one step
+_CHIPS, _PLACES, _PUBLISHERS, _STEPS = 0.15, 0.1, 0.1, 0.1
+LINE = np.array([-0.8, -0.2, 0.0, 0.4, -1.1, -0.3, 0.0, 0.4])
+_SPREAD_OF_LINE = np.array([1.0, 0.5, 0.5, 0.5] * 2)
 
 
 def chip_of(device: str) -> str:
@@ -79,11 +85,17 @@ def _ridge(chip: str, rate: str) -> float:
     return math.log(peak / table["memory_bandwidth_bytes_per_s"] / 150)
 
 
-def features(place: Place) -> Array:
-    """What the line is over. GeForce cards have half of their chip's tensor rate, and reach it."""
-    is_fp32 = place.rate == "fp32"
-    limited = place.chip.startswith(("rtx-30", "rtx-40", "rtx-50")) and not is_fp32
-    return np.array([1.0, _ridge(place.chip, place.rate), is_fp32, limited])
+def lines(places: Sequence[Place]) -> Array:
+    """What the lines are over, a row for each place: zeros where the other kind's is.
+
+    GeForce cards have half of their chip's tensor rate, and reach it.
+    """
+    rows = []
+    for chip, rate, convolution in places:
+        limited = chip.startswith(("rtx-30", "rtx-40", "rtx-50")) and rate != "fp32"
+        own = [1.0, _ridge(chip, rate), float(rate == "fp32"), float(limited)]
+        rows.append([0.0] * 4 + own if convolution else own + [0.0] * 4)
+    return np.array(rows)
 
 
 def fitted(rows: Sequence[Times]) -> Reached:
@@ -95,24 +107,36 @@ def fitted(rows: Sequence[Times]) -> Reached:
         | {row.convolution for row in rows if row.convolutions_s}
     )
     number = {place: i for i, place in enumerate(places)}
-    of_places = np.array([features(place) for place in places])
-    kinds = np.array([int(place.convolution) for place in places])
     terms = np.array([(r.products_s, r.convolutions_s, r.bytes_s, r.step_s) for r in rows])
     of_product = np.array([number.get(row.product, 0) for row in rows])
     of_convolution = np.array([number.get(row.convolution, 0) for row in rows])
+    chips, of_chips = _one_hot([place.chip for place in places])
+    publishers = _one_hot([row.publisher for row in rows])[1] * _PUBLISHERS
+    of_lines, of_places = lines(places), np.eye(len(places)) * _PLACES
+    deviations = np.hstack([of_lines * _SPREAD_OF_LINE, of_chips * _CHIPS, of_places])
 
     def logs(x: Array) -> Array:
-        line = x[:8].reshape(2, 4)
-        return np.asarray((of_places * line[kinds]).sum(axis=1) + x[8:])
+        return np.asarray(of_lines @ LINE + deviations @ x[: deviations.shape[1]])
 
     def residuals(x: Array) -> Array:
+        """Steps, in which an outlier counts little, and deviations; each over its spread."""
         reached = np.exp(logs(x))
         device_s = terms[:, 0] / reached[of_product] + terms[:, 1] / reached[of_convolution]
-        off = np.log((device_s + terms[:, 2]) / terms[:, 3]) / _SPREAD_OF_ROWS
-        soft = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        of_line = ((x[:8].reshape(2, 4) - LINE) / _SPREAD_OF_LINE).ravel()
-        return np.concatenate([soft, x[8:] / _SPREAD_OF_CHIPS, of_line])
+        off = np.log((device_s + terms[:, 2]) / terms[:, 3])
+        off = (off + publishers @ x[deviations.shape[1] :]) / _STEPS
+        return np.concatenate([np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1)), x])
 
-    start = np.concatenate([LINE.ravel(), np.zeros(len(places))])
+    start = np.zeros(deviations.shape[1] + publishers.shape[1])
     found = least_squares(residuals, start, method="lm").x
-    return Reached(found[:8].reshape(2, 4), dict(zip(places, logs(found), strict=True)))
+    line, own = LINE + found[: len(LINE)] * _SPREAD_OF_LINE, found[len(LINE) :] * _CHIPS
+    return Reached(
+        line,
+        dict(zip(chips, own.tolist(), strict=False)),
+        dict(zip(places, logs(found).tolist(), strict=True)),
+    )
+
+
+def _one_hot(names: Sequence[str]) -> tuple[list[str], Array]:
+    """All names, and a row for each given one that has 1 in the column of its name."""
+    known = sorted(set(names))
+    return known, np.array([[float(name == one) for one in known] for name in names])

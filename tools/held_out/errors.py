@@ -192,13 +192,17 @@ def _is_densenet(host: PublishedHost) -> bool:
 
 
 def _operators_s(without: str | None) -> dict[str, float]:
-    """By generation: the mean of its hosts, with the mean of all hosts as one more of them."""
-    hosts = published_operators(without)
-    usual_s = geometric_mean([host.operator_s for host in hosts])
+    """By generation: the median of its publishers, with the median of all as one more of them.
+
+    A publisher counts once, whatever hosts it has: they have its software.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for host in published_operators(without):
+        found.setdefault((host.publisher, host.generation), []).append(host.operator_s)
+    means = {key: geometric_mean(each_s) for key, each_s in found.items()}
+    usual_s = median(means.values())
     return {
-        name: geometric_mean(
-            [usual_s, *(host.operator_s for host in hosts if host.generation == name)]
-        )
+        name: median([usual_s, *(mean_s for (_, of), mean_s in means.items() if of == name)])
         for name in ("early", "ampere", "later")
     }
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.workload.operators import Operator
 from ddpsim.workload.zoo.gpu_time import FITTED, GpuTime, Shapes
-from held_out.efficiency import LINE, Place, chip_of, features
+from held_out.efficiency import LINE, Place, chip_of, lines
 from held_out.errors import device_bound_rows
 from held_out.language_steps import language_rows
 from held_out.records import RECORDED, record_of
@@ -171,9 +171,7 @@ class _Search:
     @cached_property
     def line(self) -> Array:
         """Each place's features, in the columns of its kind."""
-        of_kind = np.array([features(place) for place in self.places])
-        kinds = np.array([[place.convolution] for place in self.places])
-        return np.hstack([of_kind * ~kinds, of_kind * kinds])
+        return lines(self.places)
 
     @cached_property
     def numbers(self) -> Array:
@@ -185,14 +183,14 @@ class _Search:
     def prior(self) -> tuple[Array, Array]:
         """Where the search begins, and how far each may go."""
         costs = np.log(_START)
-        start = np.concatenate([costs, np.ravel(LINE), np.zeros(len(self.places))])
-        spreads = [(_SPREAD_OF_SHAPES, len(costs)), (0.5, np.size(LINE))]
+        start = np.concatenate([costs, LINE, np.zeros(len(self.places))])
+        spreads = [(_SPREAD_OF_SHAPES, len(costs)), (0.5, len(LINE))]
         spreads.append((_SPREAD_OF_CHIPS, len(self.places)))
         return start, np.concatenate([np.full(count, spread) for spread, count in spreads])
 
     def parted(self, x: Array) -> tuple[Array, Array]:
         """Costs of shapes, and what each place reaches; both logarithms."""
-        costs, line, own = np.split(x, [len(FITTED), len(FITTED) + np.size(LINE)])
+        costs, line, own = np.split(x, [len(FITTED), len(FITTED) + len(LINE)])
         return costs, self.line @ line + own
 
     def logs(self, costs: Array, reached: Array) -> Array:
