@@ -74,7 +74,7 @@ GPUDirect RDMA: a NIC reads and writes GPU memory, past the host. Without it
 between nodes. NCCL_DEBUG=INFO shows GDRDMA where it is used. docs/explanation/nccl.md.""",
     "host": """\
 The CPU that launches a GPU's work. It sets the step time where it takes longer to launch a
-step's operators (30 to 60 us each, if not measured) than the device to compute them: with
+step's operators (30 to 65 us each, if not measured) than the device to compute them: with
 small batches. A larger batch or torch.compile helps. docs/explanation/compute.md.""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and

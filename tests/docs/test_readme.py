@@ -76,8 +76,8 @@ def test_accuracy_is_told_as_on_its_page() -> None:
     for words in (
         "BERT steps on g4dn nodes are predicted within 8 % (median).",
         "In another setup the network was four times as fast.",
-        "The median error is 10 % where the device sets the step.",
-        "The median error is 22 % where the host sets the step.",
+        "The median error is 8 % where the device sets the step.",
+        "The median error is 16 % where the host sets the step.",
     ):
         assert words in told
         assert words in " ".join(page.split())

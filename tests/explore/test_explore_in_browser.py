@@ -85,7 +85,7 @@ def test_pin_compares_and_the_address_keeps_it(page: Browser, server: Server) ->
     page.wait_for(f"{IDLE} && {BY.format('differs')}.textContent.includes('cluster.nodes')")
     assert page.evaluate("document.getElementById('differs').innerText") == "cluster.nodes 2 → 4"
     assert "pinned,<br>rank" in page.evaluate(rows)
-    assert "pinned 58.0 ms, +" in page.evaluate("document.getElementById('facts').textContent")
+    assert "pinned 56.5 ms, +" in page.evaluate("document.getElementById('facts').textContent")
     address = page.evaluate("location.href")
     step = page.evaluate(STEP)
     page.call("Page.navigate", url="about:blank")

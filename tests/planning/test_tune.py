@@ -240,7 +240,8 @@ def test_what_is_not_simulated_is_not_among_the_best(
     """Against all that fit, simulated."""
     monkeypatch.setattr("ddpsim.planning.tune._CAPS", ("default", "1", "10", "100"))
     monkeypatch.setattr("ddpsim.planning.tune._LISTS", ())
-    asked = ("workload.grad_scaler=false", "run.iterations=2", noise)
+    host = "cluster.device={preset: a100-sxm-80gb, operator: 60 us}"
+    asked = (host, "workload.grad_scaler=false", "run.iterations=2", noise)
     told = [least.least_step_s, lambda *_, **__: 0.0]
     simulated, found = list[int](), []
     run_many = batch.run_many

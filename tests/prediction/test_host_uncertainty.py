@@ -83,10 +83,10 @@ def test_where_host_and_device_tie_the_interval_moves_both() -> None:
     """Neither shortens the step alone."""
     tied = "workload={model: bert-large, attention: eager, batch_per_rank: 8, precision: amp-bf16}"
     result = ddpsim.simulate(
-        load("resnet50-8xa100", "cluster.device={preset: h100, operator: 22 us}", tied)
+        load("resnet50-8xa100", "cluster.device={preset: h100, operator: 24 us}", tied)
     )
     sources = {s.input: s.low_s for s in result.prediction_interval_s.sources}
-    job = resolve(load("resnet50-8xa100", "cluster.device={preset: h100, operator: 22 us}", tied))
+    job = resolve(load("resnet50-8xa100", "cluster.device={preset: h100, operator: 24 us}", tied))
     alone_s = hypot(*(job.step_s() - job.step_s(**{term: 0.8}) for term in ("compute", "host")))
     both_s = job.step_s() - job.step_s(compute=0.8, host=0.8)
     assert both_s > 3 * alone_s

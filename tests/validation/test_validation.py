@@ -157,19 +157,24 @@ def test_the_interval_uses_the_errors_of_steps_that_others_predict() -> None:
 
 
 def test_steps_are_predicted_by_those_of_other_publishers() -> None:
-    """Device-bound within 10 % (median), host-bound within 22 %."""
+    """Device-bound within 8.1 % (median), host-bound within 16 %.
+
+    The worst is Llama 1B at batch 1: its operators take the host half of what others do.
+    """
     device = [held for held in held_out() if held.regime == DEVICE_BOUND]
     host = [held for held in held_out() if held.regime == HOST_BOUND]
     count, middle, worst, covered = figures(device)
     assert count >= 350
-    assert middle <= 0.10
-    assert worst <= 0.46
+    assert middle <= 0.082
+    assert worst <= 0.48
     assert 0.75 <= covered <= 0.88
     count, middle, worst, _ = figures(host)
     assert count >= 150
-    assert middle <= 0.22
-    assert worst <= 0.63
-    assert 0.75 <= figures(held_out())[-1] <= 0.88
+    assert middle <= 0.162
+    assert worst <= 0.74
+    count, middle, _, covered = figures(held_out())
+    assert middle <= 0.102
+    assert 0.75 <= covered <= 0.88
 
 
 def test_the_presets_are_what_published_steps_say() -> None:
@@ -357,20 +362,20 @@ def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_language_models_under_fsdp_are_predicted_without_their_publisher() -> None:
-    """One in sixteen of 64 jobs: within 14 % (median), all held; all that ran are said to fit."""
+    """One in sixteen of 64 jobs: within 8 % (median), all held; all that ran are said to fit."""
     judged = judged_steps(16)
     assert len(judged) == 4
-    assert median(abs(one.error) for one in judged) <= 0.14
+    assert median(abs(one.error) for one in judged) <= 0.08
     assert max(abs(one.error) for one in judged) <= 0.2
     assert fmean(one.is_covered for one in judged) >= 0.75
     assert all(one.fits for one in judged)
 
 
 def test_llama_8b_under_torchtitan_is_predicted() -> None:
-    """Eager, compiled and float8 on 8 and 128 H100: time within 5 %, memory 6 to 9 % less."""
+    """Eager, compiled and float8 on 8 and 128 H100: time within 8.5 %, memory 6 to 9 % less."""
     judged = judged_steps(publisher="torchtitan")
     assert len(judged) == 6
-    assert max(abs(one.error) for one in judged) <= 0.05
+    assert max(abs(one.error) for one in judged) <= 0.085
     assert all(one.is_covered and one.fits for one in judged)
     assert all(-0.09 <= (one.memory_error or 0.0) <= -0.05 for one in judged)
     few, many = judged[:3], judged[3:]
