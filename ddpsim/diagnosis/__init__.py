@@ -3,7 +3,8 @@
 - `diagnose`: what users call
 - `measurements`: what was measured, from the text of options
 - `case`: a scenario on one number of GPUs, and what it is with a change
-- `hypotheses`: the table of causes, each a `hypothesis`; `links`, `own_work`: their changes
+- `hypotheses`: the table of causes, each a `hypothesis`, from `links`, `own_work` and
+  `option_hypotheses`
 - `calm_steps`: steps of many jobs, simulated together
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured

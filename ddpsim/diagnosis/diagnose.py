@@ -14,17 +14,11 @@ import numpy as np
 from ddpsim.diagnosis.calm_steps import simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
-from ddpsim.diagnosis.hypotheses import (
-    LOADERS,
-    NOTHING,
-    SHARED_LOADER,
-    UNKNOWN,
-    UNKNOWN_ODDS,
-    asked,
-)
-from ddpsim.diagnosis.hypothesis import Hypothesis
+from ddpsim.diagnosis.hypotheses import NOTHING, UNKNOWN, UNKNOWN_ODDS, asked
+from ddpsim.diagnosis.hypothesis import FactName, Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import check_is_of, facts_of, log_probability
+from ddpsim.diagnosis.own_work import LOADERS, SHARED_LOADER
 from ddpsim.diagnosis.posterior import (
     NOISE,
     Fit,
@@ -35,17 +29,7 @@ from ddpsim.diagnosis.posterior import (
     unknown_log_likelihood,
 )
 from ddpsim.diagnosis.predictions import Array, Changed, Predictor
-from ddpsim.diagnosis.traces import (
-    BUCKETS,
-    FIRST,
-    RANKS,
-    READS,
-    REDUCING,
-    UNUSED,
-    WORK,
-    measured_in,
-    rank_facts,
-)
+from ddpsim.diagnosis.traces import measured_in, rank_facts
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
@@ -81,8 +65,14 @@ _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
 _TOLD_BY = {
-    RANKS: "per_rank",
-    **dict.fromkeys((BUCKETS, FIRST, READS, REDUCING, UNUSED, WORK), "loop"),
+    FactName.RANKS: "per_rank",
+    **dict.fromkeys(
+        (
+            *(FactName.BUCKETS, FactName.FIRST, FactName.READS),
+            *(FactName.REDUCING, FactName.UNUSED, FactName.WORK),
+        ),
+        "loop",
+    ),
 }
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
 _ASSUMPTIONS = (

@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
 
-from ddpsim.diagnosis import links
-from ddpsim.diagnosis.case import Case
-from ddpsim.diagnosis.traces import RANKS, WORK
+from ddpsim.diagnosis.case import PEER_TRANSPORTS, Case
+from ddpsim.diagnosis.hypothesis import FactName
+from ddpsim.diagnosis.links import HOST_MEMORY, PEERS
 from ddpsim.errors import InputError
 from ddpsim.importers.nccl.debug_log import Connection, DebugLog
 from ddpsim.result.diagnosis import Fact
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["HOST_MEMORY", "INSIDE", "PEERS", "check_is_of", "facts_of", "log_probability"]
-
-INSIDE, PEERS, HOST_MEMORY = "inside a node", "P2P", "host memory"  # a fact, and what it shows
+__all__ = ["check_is_of", "facts_of", "log_probability"]
 
 # how surely a log or a trace shows what a cause makes the job do (assumed): what it names is wrong
 # only if it is of another run; what is concluded from times may be chance
@@ -32,7 +30,7 @@ def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
 
     within = [each for each in debug.connections if is_within(each)]
     between = [each for each in debug.connections if not is_within(each)]
-    logged = Fact("collectives in the log", "none", "each" if debug.has_collectives else "none")
+    logged = Fact(FactName.LOGGED, "none", "each" if debug.has_collectives else "none")
     return (*_inside(case, within), *_between(case, between), *_settings(case, debug), logged)
 
 
@@ -69,7 +67,7 @@ def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> f
 
 
 def _probability(fact: Fact, shows: Mapping[str, str]) -> float:
-    right = _FROM_TIMES if fact.name in (RANKS, WORK) else _NAMED
+    right = _FROM_TIMES if fact.name in (FactName.RANKS, FactName.WORK) else _NAMED
     return right if shows.get(fact.name, fact.expected) == fact.seen else 1 - right
 
 
@@ -80,8 +78,8 @@ def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
     ways = Counter(each.way for each in connections)
     seen = PEERS if 2 * ways["P2P"] > len(connections) else HOST_MEMORY
     by_network = case.way != "NET" and 2 * ways["NET"] > len(connections)
-    is_usual = not (case.has_nvlink or by_network or case.way in links.PEERS)
-    yield Fact(INSIDE, seen if is_usual else PEERS, seen)
+    is_usual = not (case.has_nvlink or by_network or case.way in PEER_TRANSPORTS)
+    yield Fact(FactName.INSIDE, seen if is_usual else PEERS, seen)
 
 
 def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
@@ -91,15 +89,15 @@ def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
     expected = "TCP" if case.inter.transport == "tcp" else "RDMA"
     by_tcp = sum(each.kind == "Socket" for each in network)
     seen = "TCP" if 2 * by_tcp > len(network) else "RDMA"
-    yield Fact("between nodes", expected, seen)
+    yield Fact(FactName.BETWEEN, expected, seen)
     by_rdma = [each for each in network if each.kind != "Socket"]
     if expected == seen == "RDMA":
         direct = sum(each.is_direct for each in by_rdma)
-        yield Fact("GPUDirect RDMA", "yes", "yes" if 2 * direct > len(by_rdma) else "no")
+        yield Fact(FactName.DIRECT, "yes", "yes" if 2 * direct > len(by_rdma) else "no")
     nics = {each.nic for each in network if each.nic is not None}
     if expected == seen and nics and case.inter.nics_per_node > 1:
         fewer = len(nics) < case.inter.nics_per_node
-        yield Fact("NICs of a node", "all", "fewer" if fewer else "all")
+        yield Fact(FactName.NICS, "all", "fewer" if fewer else "all")
 
 
 def _settings(case: Case, debug: DebugLog) -> Iterator[Fact]:
@@ -107,7 +105,7 @@ def _settings(case: Case, debug: DebugLog) -> Iterator[Fact]:
     stated = case.cluster.nccl_variables
     if case.has_links and case.cluster.protocol == "auto" and "NCCL_PROTO" not in stated:
         is_low = debug.variables.get("NCCL_PROTO", "").upper() == "LL"
-        yield Fact("protocol", "NCCL's choice", "LL" if is_low else "NCCL's choice")
+        yield Fact(FactName.PROTOCOL, "NCCL's choice", "LL" if is_low else "NCCL's choice")
     if case.has_links and "NCCL_MAX_NCHANNELS" not in stated:
         is_limited = "NCCL_MAX_NCHANNELS" in debug.variables
-        yield Fact("channels", "NCCL's choice", "limited" if is_limited else "NCCL's choice")
+        yield Fact(FactName.CHANNELS, "NCCL's choice", "limited" if is_limited else "NCCL's choice")

@@ -6,26 +6,13 @@ from collections.abc import Iterator
 from statistics import median
 
 from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.hypothesis import FactName
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.ranks import RankTraces
 from ddpsim.result.diagnosis import Fact, Measurement
 
-__all__ = [
-    "BUCKETS",
-    "FIRST",
-    "RANKS",
-    "READS",
-    "REDUCING",
-    "UNUSED",
-    "WORK",
-    "measured_in",
-    "rank_facts",
-]
+__all__ = ["measured_in", "rank_facts"]
 
-RANKS = "ranks"  # names of facts
-REDUCING, UNUSED, WORK = "micro-batches that reduce", "unused parameters", "work of a rank"
-BUCKETS, FIRST = "all-reduces of gradients", "the first all-reduce"
-READS = "values that the host waits for"
 _MORE = 1.5  # times as many all-reduces as predicted
 _MOST_SIZES = 3
 _LEAST_SIZE = 0.1  # of the largest one: of smaller ones the host's delays are much
@@ -71,7 +58,7 @@ def _reducing(traces: RankTraces, case: Case) -> Iterator[Fact]:
     step = traces.typical.typical
     if step.earlier and any(each.of_gradients for each in step.collectives):
         expected = "the last" if case.scenario.ddp.no_sync else "all"
-        yield Fact(REDUCING, expected, "all" if step.reductions > 1 else "the last")
+        yield Fact(FactName.REDUCING, expected, "all" if step.reductions > 1 else "the last")
 
 
 def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
@@ -86,7 +73,7 @@ def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
     if is_known:
         alike = not (case.cluster.stragglers or case.cluster.other_nodes)
         expected = "alike" if alike else "one slower"
-        yield Fact(RANKS, expected, "one slower" if is_slower else "alike")
+        yield Fact(FactName.RANKS, expected, "one slower" if is_slower else "alike")
 
 
 def _unused(traces: RankTraces, case: Case) -> Iterator[Fact]:
@@ -94,7 +81,7 @@ def _unused(traces: RankTraces, case: Case) -> Iterator[Fact]:
     words = {True: "looked for", False: "not looked for"}
     is_stated, is_seen = case.scenario.ddp.finds_unused, traces.looks_for_unused
     if case.is_ddp and any(traces.transfers) and (is_seen or is_stated or not traces.on_gpu):
-        yield Fact(UNUSED, words[is_stated], words[is_seen])
+        yield Fact(FactName.UNUSED, words[is_stated], words[is_seen])
 
 
 def _buckets(traces: RankTraces, case: Case) -> Iterator[Fact]:
@@ -105,11 +92,11 @@ def _buckets(traces: RankTraces, case: Case) -> Iterator[Fact]:
     if case.is_ddp and case.cluster.world_size > 1 and counts and min(counts):
         predicted = len(case.job.program.steady_buckets)
         expected, seen = ("one" if count == 1 else "several" for count in (predicted, max(counts)))
-        yield Fact(BUCKETS, expected, "many" if min(counts) > _MORE * predicted else seen)
+        yield Fact(FactName.BUCKETS, expected, "many" if min(counts) > _MORE * predicted else seen)
         if expected == "several" and case.scenario.ddp.bucket_order == "ready":
             early = any(step.sends_early for of_it in traces.steps.values() for step in of_it)
             words = {True: "before the last gradient", False: "after the last gradient"}
-            yield Fact(FIRST, words[True], words[early])
+            yield Fact(FactName.FIRST, words[True], words[early])
 
 
 def _reads(traces: RankTraces, case: Case) -> Iterator[Fact]:
@@ -121,7 +108,7 @@ def _reads(traces: RankTraces, case: Case) -> Iterator[Fact]:
     if traces.on_gpu:
         is_stated = workload.read_loss_every == 1 or bool(workload.grad_scaler)
         words = {True: "in every step", False: "none"}
-        yield Fact(READS, words[is_stated], words[traces.reads_values])
+        yield Fact(FactName.READS, words[is_stated], words[traces.reads_values])
 
 
 def _takes_longer(traces: RankTraces, case: Case) -> bool:
@@ -133,6 +120,6 @@ def _takes_longer(traces: RankTraces, case: Case) -> bool:
 def _work(traces: RankTraces, case: Case) -> Iterator[Fact]:
     """Whether a rank takes longer for its own work; of one trace alone, only if it does."""
     if _takes_longer(traces, case):
-        yield Fact(WORK, "as predicted", "longer")
+        yield Fact(FactName.WORK, "as predicted", "longer")
     elif traces.is_whole:
-        yield Fact(WORK, "as predicted", "as predicted")
+        yield Fact(FactName.WORK, "as predicted", "as predicted")
