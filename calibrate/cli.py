@@ -29,7 +29,7 @@ from calibrate.cli_options import (
     variants_of,
 )
 from calibrate.cli_profile import fit, import_nccl_tests, restart, show
-from calibrate.files import HTML, check_outputs
+from calibrate.files import HTML, check_outputs, save_json
 from calibrate.records.rounds import RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
@@ -90,7 +90,7 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
 ) -> None:
     """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
-    from calibrate.measure.cluster.options import Options
+    from calibrate.measure.cluster.plan import Options
 
     options = Options(
         output=output,
@@ -291,7 +291,7 @@ def validate(
     with waiting("nothing is written"):
         validation = held(rounds, profile, device=device)
     if output:
-        write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
+        save_json(validation, output)
     if page:
         from calibrate.validate.page import page as drawn
 

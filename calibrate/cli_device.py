@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from calibrate.cli_options import Output
-from calibrate.files import check_outputs, name_as_text
-from ddpsim.files import write_atomically
+from calibrate.files import check_outputs, name_as_text, save_json
 
 __all__ = ["device", "fit_device"]
 
@@ -58,7 +57,7 @@ def fit_device(
     check_outputs([(output, DEVICE_SCHEMA)], [record])
     loaded = load_device_record(record)
     fitted = fitted_device(loaded, name, name_as_text(record))
-    write_atomically(output, fitted.file.model_dump_json(by_alias=True, indent=1) + "\n")
+    save_json(fitted.file, output)
     print(f"{output}: use it as cluster.device")
     for line in residual_lines(loaded, fitted):
         print(line)

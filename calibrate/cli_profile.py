@@ -19,8 +19,7 @@ from calibrate.cli_options import (
     layouts,
     operations,
 )
-from calibrate.files import HTML, check_outputs, name_as_text
-from ddpsim.files import write_atomically
+from calibrate.files import HTML, check_outputs, name_as_text, save_json
 from ddpsim.importers.profiles.cluster import SCHEMA, ClusterProfile
 
 __all__ = ["fit", "import_nccl_tests", "restart", "show"]
@@ -142,5 +141,5 @@ def import_nccl_tests(
 def _write(profile: ClusterProfile, path: Path) -> None:
     from calibrate.fit.show import not_measured
 
-    write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
+    save_json(profile, path)
     print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))

@@ -1,4 +1,4 @@
-"""Our files: read with one clear error, and never written over what is not to be lost."""
+"""Our files: read with one clear error, written whole, never over what is not to be lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationInfo
 
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.files import open_regular, read_regular, write_atomically
@@ -21,11 +21,13 @@ from ddpsim.importers.text import parsed
 __all__ = [
     "HTML",
     "FileName",
+    "Part",
     "check_outputs",
+    "check_writable",
     "load_json",
     "name_as_text",
     "rescued",
-    "unwritable",
+    "save_json",
 ]
 
 HTML = "HTML"
@@ -33,6 +35,14 @@ _LARGEST_BYTES = 2**28
 _BEGIN = 4096  # bytes that tell what a file holds
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Part(BaseModel):
+    """A file of ours, or a part of it: unknown keys are errors, and so are infinities."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
 
 
 def _file_name(given: object, info: ValidationInfo) -> Path:
@@ -71,6 +81,11 @@ def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
     return loaded
 
 
+def save_json(model: BaseModel, path: Path, indent: int | None = 1) -> None:
+    """Write one of our models whole, or leave the old file as it was; raises OSError."""
+    write_atomically(path, model.model_dump_json(by_alias=True, indent=indent) + "\n")
+
+
 def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = ()) -> None:
     """Before any work: raise DdpsimError where writing the outputs would destroy something.
 
@@ -93,16 +108,16 @@ def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = 
             )
 
 
-def unwritable(path: Path) -> str:
-    """Before an hour's work, not after it: why a file cannot be written; empty where it can."""
+def check_writable(path: Path) -> None:
+    """Before an hour's work, not after it: raise DdpsimError where a file cannot be written."""
     if path.exists() and not path.is_file():  # /dev/stdout
-        return ""
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
-            return ""
+            return
     except OSError as error:
-        return f"{path} cannot be written: {error.strerror}"
+        raise DdpsimError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def rescued(name: str, text: str) -> str:

@@ -11,9 +11,8 @@ from calibrate.capture.libraries import image_source, imported, mean_of, token_s
 from calibrate.capture.shapes import building, without_memory
 from calibrate.capture.sources import Sizes, Source, batch_of, function_source, of_batch
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.training import Made
-from calibrate.measure.model.user_code import said_of, users_own_errors
+from calibrate.measure.model.user_code import find_function, said_of, users_own_errors
 from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
 

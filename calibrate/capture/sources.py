@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from calibrate.capture.shapes import META, building, drop_memory, tensors, without_memory
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.training import SIZES, Made, checked
-from calibrate.measure.model.user_code import users_own_errors
+from calibrate.measure.model.user_code import find_function, users_own_errors
 
 __all__ = ["Sizes", "Source", "batch_of", "function_source", "of_batch"]
 

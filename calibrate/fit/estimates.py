@@ -21,6 +21,7 @@ __all__ = [
     "MEDIAN_ERROR",
     "SIGNIFICANT",
     "ZERO",
+    "adding_up",
     "at_least",
     "at_most",
     "averaged",
@@ -171,3 +172,14 @@ def error(figure: Fitted) -> float:
 def mad_sigma(values: Floats) -> float:
     """The standard deviation, from the median absolute deviation."""
     return float(_SIGMA_PER_MAD * np.median(np.abs(values - np.median(values))))
+
+
+def adding_up(medians_s: Iterable[float], whole_s: float) -> list[float]:
+    """Seconds of the parts that `whole_s`, the median iteration, has: in the ratio of their own.
+
+    Medians of parts do not add up to that of the whole: an iteration is slow now in this part, now
+    in that, and they leave it out (0.4 % of an iteration on two testbeds, 2.4 at most).
+    """
+    medians = list(medians_s)
+    times = whole_s / sum(medians)
+    return [times * median_s for median_s in medians]

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from calibrate.files import load_json
+from calibrate.files import Part, load_json
 from calibrate.records.record import Environment
-from ddpsim.files import write_atomically
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 
@@ -25,7 +24,6 @@ __all__ = [
     "DeviceRecord",
     "Kind",
     "load_device_record",
-    "save_device_record",
 ]
 
 SCHEMA = "ddpsim.device-record/1"
@@ -49,11 +47,7 @@ Kind = Literal[
 ]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Case(_Part):
+class Case(Part):
     """One thing to measure; what tells it from others."""
 
     kind: Kind
@@ -72,7 +66,7 @@ class Case(_Part):
         return " ".join([*filter(None, parts), *(["channels last"] if self.channels_last else [])])
 
 
-class DeviceMeasurement(_Part):
+class DeviceMeasurement(Part):
     """Samples of a case: seconds of each part, round after round."""
 
     case: Case
@@ -96,12 +90,8 @@ class DeviceMeasurement(_Part):
         return later.model_copy(update={"samples_s": samples, "rounds": self.rounds + 1})
 
 
-class DeviceRecord(_Part):
+class DeviceRecord(Part):
     """Everything measured on one device."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
 
     schema_: Literal["ddpsim.device-record/1"] = Field("ddpsim.device-record/1", alias="schema")
     environment: Environment
@@ -140,8 +130,3 @@ class DeviceRecord(_Part):
 def load_device_record(path: Path) -> DeviceRecord:
     """Read a record; raises ImportFailedError with what is wrong and where."""
     return load_json(DeviceRecord, path, f"{SCHEMA} record, as `calibrate device` writes it")
-
-
-def save_device_record(record: DeviceRecord, path: Path) -> None:
-    """Write a record whole, or leave the old one as it was; raises OSError."""
-    write_atomically(path, record.model_dump_json(by_alias=True, indent=1) + "\n")

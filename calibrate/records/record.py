@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from calibrate.files import load_json
-from ddpsim.files import write_atomically
+from calibrate.files import Part, load_json
 
 __all__ = [
     "COPIES_BACK",
@@ -31,7 +30,6 @@ __all__ = [
     "Measurement",
     "Record",
     "load_record",
-    "save_record",
 ]
 
 SCHEMA = "ddpsim.record/1"
@@ -80,11 +78,7 @@ Group = Literal["world", "intra_node", "one_per_node", "pair", "none"]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Environment(_Part):
+class Environment(Part):
     """Where a record comes from; two records fit together if their `machine` is the same.
 
     And `processor`, where both tell it.
@@ -108,7 +102,7 @@ class Environment(_Part):
         return self.details.get(PROCESSOR, "") if self.device == "cpu" else ""
 
 
-class Layout(_Part):
+class Layout(Part):
     """The ranks of a record."""
 
     nodes: int = Field(ge=1)
@@ -123,7 +117,7 @@ class Layout(_Part):
         return self.nodes * self.gpus_per_node
 
 
-class Measurement(_Part):
+class Measurement(Part):
     """One thing measured: `samples_s[i]` is the i-th time, of the slowest rank taking part."""
 
     kind: Kind
@@ -154,17 +148,13 @@ class Measurement(_Part):
         )
 
 
-class Record(_Part):
+class Record(Part):
     """Everything measured on one cluster in one go."""
 
     schema_: Literal["ddpsim.record/1"] = Field("ddpsim.record/1", alias="schema")
     environment: Environment
     layout: Layout
     measurements: tuple[Measurement, ...] = ()
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
 
     def with_measurement(self, measurement: Measurement) -> Record:
         """The record with one more measurement; it takes the place of an earlier one."""
@@ -176,8 +166,3 @@ def load_record(path: Path) -> Record:
     """Read a record; raises ImportFailedError with what is wrong and where."""
     wanted = f"{SCHEMA} record (logs of nccl-tests go through `calibrate import nccl-tests`)"
     return load_json(Record, path, wanted)
-
-
-def save_record(record: Record, path: Path) -> None:
-    """Write a record whole, or leave the old one as it was."""
-    write_atomically(path, record.model_dump_json(by_alias=True, indent=1) + "\n")

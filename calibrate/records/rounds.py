@@ -11,7 +11,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,11 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from calibrate.files import FileName, name_as_text
+from calibrate.files import FileName, Part, load_json, name_as_text, save_json
 from calibrate.records.record import Environment, Layout
 from calibrate.records.variant import CAPS, Variant
+from ddpsim.errors import ImportFailedError
+from ddpsim.wording import counted
 
 __all__ = [
     "ALONE_PER_ROUND",
@@ -42,7 +44,9 @@ __all__ = [
     "Steps",
     "Variant",
     "VariantSamples",
+    "load_rounds",
     "rank_medians",
+    "save_rounds",
     "slowest",
 ]
 
@@ -52,15 +56,14 @@ ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 _S = TypeVar("_S", bound="Steps")
-_P = TypeVar("_P", bound="_Part")
+_P = TypeVar("_P", bound=Part)
 OptimizerName = Literal["sgd", "adam", "adamw"]
+SCHEMA = "ddpsim.ddp-rounds/1"
+_LONGEST_S = 1e6  # of what a round measures: days
+_NEVER_ZERO = ("whole_s", "backward_s", "beside_s", "layers_s", "samples_s")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RoundOptions(_Part):
+class RoundOptions(Part):
     """What to measure, and how long."""
 
     output: FileName = Field(description="the rounds, JSON")
@@ -79,7 +82,7 @@ class RoundOptions(_Part):
     )
 
 
-class Parameter(_Part):
+class Parameter(Part):
     """A trained parameter; `ready_s[rank]` from the start of backward, None: never ready.
 
     `ddp_hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward
@@ -101,7 +104,7 @@ class Parameter(_Part):
         return self.model_copy(update={"ready_s": ready_s})
 
 
-class Steps(_Part):
+class Steps(Part):
     """Seconds of whole iterations and their parts, [round][rank].
 
     `optimizer_s` holds step() and zero_grad(). Forward and backward are sums over micro-batches.
@@ -116,7 +119,7 @@ class Steps(_Part):
     )
 
 
-class Beside(_Part):
+class Beside(Part):
     """A model's backward and a layer's two passes, alone and beside all-reduces: [round][rank].
 
     In turns, on all ranks at once, beside the same all-reduces of a queue (two at a time with
@@ -148,7 +151,7 @@ class Alone(Steps):
     beside: Beside | None = None
 
 
-class Logged(_Part):
+class Logged(Part):
     """What DDP's own logger says of the same iterations, seconds [round][rank].
 
     `forward_s` and `backward_compute_s` as DDP counts them (the loss belongs to the latter);
@@ -175,19 +178,15 @@ class VariantSamples(Steps):
     logged: Logged | None = Field(None, description="of DDP alone")
 
 
-class AllReduceSamples(_Part):
+class AllReduceSamples(Part):
     """All-reduces of one size, taken between the iterations: seconds [round][rank]."""
 
     size_bytes: int = Field(ge=1)
     samples_s: Samples
 
 
-class Rounds(_Part):
+class Rounds(Part):
     """One model on one cluster."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
 
     schema_: Literal["ddpsim.ddp-rounds/1"] = Field("ddpsim.ddp-rounds/1", alias="schema")
     environment: Environment
@@ -322,7 +321,7 @@ class Runs:
         if not others:
             return first
 
-        def joined(part: str) -> tuple[_Part, ...]:
+        def joined(part: str) -> tuple[Part, ...]:
             return tuple(
                 _joined(same) for same in zip(*(getattr(r, part) for r in self.each), strict=True)
             )
@@ -357,3 +356,73 @@ def slowest(samples: Samples) -> tuple[float, ...]:
 def rank_medians(samples: Samples) -> tuple[float, ...]:
     """Each rank's median."""
     return tuple(median(column) for column in zip(*samples, strict=True))
+
+
+def load_rounds(path: Path) -> Rounds:
+    """Read rounds; raises ImportFailedError with what is wrong and where."""
+    rounds = load_json(Rounds, path, SCHEMA)
+    for problem in _problems(rounds):
+        raise ImportFailedError(str(path), f"is no {SCHEMA}: {problem}")
+    return rounds
+
+
+def _problems(rounds: Rounds) -> Iterator[str]:
+    """Where samples lack ranks or rounds that others have, or are no times."""
+    for name, rows in (("variants", rounds.variants), ("all_reduce", rounds.all_reduce)):
+        if not rows:
+            yield f"{name}: wanted one or more"
+    ranks = rounds.layout.world_size
+    for name, samples, count in _tables(rounds):
+        yield from (f"{name}: {problem}" for problem in _unfit(name, samples, count, ranks))
+    by_rank: dict[str, Sequence[float | None]] = {"alone.hook_s": rounds.alone.hook_s}
+    for i, parameter in enumerate(rounds.parameters):
+        by_rank[f"parameters.{i}.ready_s"] = parameter.ready_s
+        by_rank[f"parameters.{i}.ddp_hook_s"] = parameter.ddp_hook_s or parameter.ready_s
+    for name, figures in by_rank.items():
+        if len(figures) != ranks:
+            yield f"{name}: of {counted(len(figures), 'rank')}, but the layout has {ranks}"
+
+
+def _unfit(name: str, samples: Samples, count: int | None, ranks: int) -> Iterator[str]:
+    if len(samples) != (count or len(samples) or 1):
+        yield f"has {counted(len(samples), 'round')}, wanted {count or 'one or more'}"
+    for row in samples:
+        if len(row) != ranks:
+            yield f"a round of {counted(len(row), 'rank')}, but the layout has {ranks}"
+    for seconds in chain.from_iterable(samples):
+        if not _is_time(name, seconds):
+            yield f"{seconds:g} s is no time of an iteration"
+
+
+def _is_time(name: str, seconds: float) -> bool:
+    if "logged" in name:  # by DDP's own clock marks, whose differences may be below zero
+        return abs(seconds) <= _LONGEST_S
+    return 0 <= seconds <= _LONGEST_S and (seconds > 0 or not name.endswith(_NEVER_ZERO))
+
+
+def _tables(rounds: Rounds) -> Iterator[tuple[str, Samples, int | None]]:
+    """All samples by name, and how many rounds they must have; None: any, but one at least."""
+    alone = rounds.alone
+    steps: dict[str, Steps] = {"alone": alone}
+    if alone.accumulating:
+        steps["alone.accumulating"] = alone.accumulating
+    steps |= {f"variants.{i}": variant for i, variant in enumerate(rounds.variants)}
+    for name, each in steps.items():
+        for part in Steps.model_fields:
+            samples = getattr(each, part)
+            if part != "stolen_s" or samples:
+                yield f"{name}.{part}", samples, len(each.whole_s) or None
+        if isinstance(each, VariantSamples):
+            for part, samples in each.logged or ():
+                yield f"{name}.logged.{part}", samples, len(each.whole_s)
+    if alone.ddp_backward_s:
+        yield "alone.ddp_backward_s", alone.ddp_backward_s, None
+    for part, samples in alone.beside or ():
+        yield f"alone.beside.{part}", samples, len(alone.beside.layers_s) if alone.beside else None
+    for i, row in enumerate(rounds.all_reduce):
+        yield f"all_reduce.{i}.samples_s", row.samples_s, None
+
+
+def save_rounds(rounds: Rounds, path: Path) -> None:
+    """Write rounds whole, or leave the old ones as they were; raises OSError."""
+    save_json(rounds, path, indent=None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from calibrate.files import Part
 from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.scenario.options.zero_redundancy import HookName
 
@@ -35,10 +36,8 @@ def _from_yaml(value: Any) -> Any:
         raise ValueError("units is no YAML; write [layers.0, layers.1]") from None
 
 
-class Variant(BaseModel):
+class Variant(Part):
     """One way to share gradients, with the names and meanings of a scenario's ddp section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     bucket_cap_mb: float | None = Field(None, gt=0, description="MiB; None: torch's default")
     accumulation_steps: int = Field(1, ge=1, description="micro-batches a step")

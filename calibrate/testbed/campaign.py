@@ -19,7 +19,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from calibrate.measure.cluster.options import Options
+from calibrate.measure.cluster.plan import Options
 from calibrate.records.record import Kind
 from calibrate.records.rounds import CAPS, RoundOptions, Variant
 from calibrate.testbed.bed import Testbed

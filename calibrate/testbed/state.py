@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from calibrate.files import Part, save_json
 from calibrate.testbed.errors import TestbedError
-from ddpsim.files import write_atomically
 
 __all__ = ["Owner", "State", "forget", "load_states", "locked", "save", "this_process"]
 
@@ -25,10 +25,8 @@ FOLDER = Path("/run/ddpsim")
 _SUFFIX = ".testbed.json"
 
 
-class Owner(BaseModel):
+class Owner(Part):
     """A process, told from a later one with the same pid by its start."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pid: int
     start_ticks: int = Field(description="field 22 of /proc/PID/stat: since boot, in clock ticks")
@@ -39,10 +37,8 @@ class Owner(BaseModel):
         return _start_ticks(self.pid) == self.start_ticks
 
 
-class State(BaseModel):
+class State(Part):
     """One testbed: what was made for it, and for whom."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_: Literal["ddpsim.testbed/1"] = Field("ddpsim.testbed/1", alias="schema")
     name: str
@@ -73,7 +69,7 @@ def load_states() -> list[State]:
 def save(state: State) -> None:
     """Write a testbed's file whole; raises TestbedError where it cannot be written."""
     try:
-        write_atomically(_path(state.name), state.model_dump_json(by_alias=True, indent=1) + "\n")
+        save_json(state, _path(state.name))
     except OSError as error:
         raise TestbedError(_unwritable(error)) from None
 

@@ -12,8 +12,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from calibrate.records.record import LAYER, WORKS, Record, load_record
-from calibrate.records.rounds import Rounds, slowest
-from calibrate.records.rounds_file import load_rounds
+from calibrate.records.rounds import Rounds, load_rounds, slowest
 
 __all__ = [
     "LAYER_ALONE",

@@ -10,8 +10,9 @@ from math import hypot
 from statistics import fmean, median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from calibrate.files import Part
 from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.records.rounds import Variant
 from ddpsim.result.sweep import FLAT
@@ -34,11 +35,7 @@ _DEFAULT = Variant().label
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Split(_Part):
+class Split(Part):
     """Seconds of an iteration's parts on the slowest rank, predicted or measured.
 
     Means over iterations without the lowest and highest tenth, of the rank that computes longest
@@ -56,7 +53,7 @@ class Split(_Part):
     all_reduce: float | None
 
 
-class Case(_Part):
+class Case(Part):
     """One variant; seconds. `measured_s` is the median over rounds of the slower rank, of several
     runs the mean of their medians.
 
@@ -164,7 +161,7 @@ class Case(_Part):
         return None if low_high is None else low_high[0] <= self.measured_s <= low_high[1]
 
 
-class Sweep(_Part):
+class Sweep(Part):
     """A model on a cluster: a file of rounds, or several, which are runs of the same."""
 
     file: str = Field(description="the first run's")
@@ -238,7 +235,7 @@ class Sweep(_Part):
         return tuple(c for c in choices if c[0].predicted_s <= (1 + FLAT) * fastest_s)
 
 
-class Figures(_Part):
+class Figures(Part):
     """What DESIGN section 7 asks; relative errors without sign. None: nothing to tell it from."""
 
     cases: int
@@ -286,12 +283,8 @@ class Figures(_Part):
     ranked: float | None = Field(None, description="share of them with the predicted sign")
 
 
-class Validation(_Part):
+class Validation(Part):
     """All sweeps, and what they come to."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
 
     schema_: Literal["ddpsim.validation/4"] = Field(SCHEMA, alias="schema")
     profile: str | None

@@ -23,8 +23,7 @@ import numpy as np
 
 from calibrate.files import name_as_text
 from calibrate.fit.estimates import MEDIAN_ERROR, trimmed_mean
-from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, slowest
-from calibrate.records.rounds_file import load_rounds
+from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, load_rounds, slowest
 from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
 from calibrate.validate.machine_speed import LAYER_ALONE, bare_rounds_s, times_the_least
 from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of

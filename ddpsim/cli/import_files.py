@@ -33,9 +33,8 @@ def import_files(
     ddpsim import fsdp.yaml -o scenario.yaml   a config of accelerate, torchtitan and others
     """
     from ddpsim.files import write_atomically
-    from ddpsim.recorded.learned import starting_point
+    from ddpsim.recorded.learned import scenario_text, starting_point
     from ddpsim.recorded.recognise import recognise
-    from ddpsim.recorded.scenario_file import scenario_text
     from ddpsim.report.learned import render_learned
 
     learned = [each for file in files for each in recognise(file)]

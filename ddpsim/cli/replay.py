@@ -37,8 +37,8 @@ def replay(
     ddpsim run scenario.yaml --set ddp.bucket_cap_mb=100      what would change?
     """
     from ddpsim.files import write_atomically
+    from ddpsim.recorded.learned import scenario_text
     from ddpsim.recorded.replay import replay as replayed
-    from ddpsim.recorded.scenario_file import scenario_text
     from ddpsim.report.replay import render_replay
 
     found = replayed(traces, settings or ())

@@ -5,7 +5,6 @@
 - `case`: a scenario on one number of GPUs, and what it is with a change
 - `hypotheses`: the table of causes, each a `hypothesis`, from `links`, `own_work` and
   `option_hypotheses`
-- `calm_steps`: steps of many jobs, simulated together
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured
 - `nccl_log`, `traces`: what NCCL's own log and traces of ranks say of the causes

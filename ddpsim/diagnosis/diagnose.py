@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddpsim.diagnosis.calm_steps import simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
 from ddpsim.diagnosis.hypotheses import NOTHING, UNKNOWN, UNKNOWN_ODDS, asked
@@ -28,7 +27,7 @@ from ddpsim.diagnosis.posterior import (
     posterior,
     unknown_log_likelihood,
 )
-from ddpsim.diagnosis.predictions import Array, Changed, Predictor
+from ddpsim.diagnosis.predictions import Array, Changed, Predictor, simulate_calm_steps
 from ddpsim.diagnosis.traces import measured_in, rank_facts
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces

@@ -6,7 +6,7 @@ what is less does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
@@ -15,16 +15,16 @@ import numpy as np
 
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.wires import inside
-from ddpsim.diagnosis.calm_steps import CalmStep, simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
-from ddpsim.errors import ScenarioError
-from ddpsim.prediction.job import Job
+from ddpsim.engine.request import Request
+from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.prediction.job import Job, Stretching, stretching
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.result.diagnosis import Measurement, Quantity
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Array", "Changed", "Predictor"]
+__all__ = ["Array", "CalmStep", "Changed", "Predictor", "simulate_calm_steps"]
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 _MOVED = ("compute", "host", "network", "data")
@@ -39,6 +39,8 @@ _OF_NETWORK = sqrt(0.5)
 _OF_HOST = 0.35
 _SMALL = 0.03  # an uncertainty within the noise of a measured step
 _NO_TIME = 1e-6
+
+CalmStep = tuple[Job, Mapping[str, float]]  # a job, and factors as `Job.step_s` takes them
 
 
 @dataclass(frozen=True)
@@ -226,3 +228,38 @@ def _varied(changed: Changed) -> dict[str, Changed]:
     known = uncertainties(changed.job)
     sigmas = {k: min(known[k].sigma, most.get(k, inf)) for k in _MOVED if k in known}
     return {k: changed.stretched(k, exp(sigma)) for k, sigma in sigmas.items() if sigma > _SMALL}
+
+
+def simulate_calm_steps(
+    asked: Iterable[CalmStep], advance: Callable[[float], None] = lambda _: None
+) -> None:
+    """Have each job know its step with the factors, in seconds: as `Job.step_s` gives it.
+
+    `advance` hears what share of the work has ended.
+
+    Left out are those of ranks that differ for good, which `Job.step_s` has a shortcut for, and all
+    of them where one cannot be simulated: who asks for that one hears why.
+    """
+    from ddpsim.engine.batch import run_many  # noqa: PLC0415 -- numpy is slow to import
+
+    try:
+        unknown = _unknown(asked)
+        requests = [request for _, _, request in unknown]
+        steps = run_many(requests, lambda ended: advance(ended / max(1, len(requests))))
+    except DdpsimError:
+        return
+    for (job, factors, _), step in zip(unknown, steps, strict=True):
+        job.known_steps_s[factors] = step.mean_s
+
+
+def _unknown(
+    asked: Iterable[CalmStep],
+) -> list[tuple[Job, Stretching, Request]]:
+    """Each once, and not those that a job knows."""
+    wanted = {(id(job), stretching(factors)): job for job, factors in asked}
+    found = [
+        (job, factors, job.calm_request(**dict(factors)))
+        for (_, factors), job in wanted.items()
+        if factors not in job.known_steps_s
+    ]
+    return [each for each in found if each[2].sums is None]

@@ -1,16 +1,19 @@
 """A steady step as Chakra execution traces, one file a rank, which ASTRA-sim and others replay.
 
 A trace is a graph: what a rank computes, what it sends, and what each waits for. When collectives
-run and how long they take is for the reader to simulate. Source: schema/protobuf/et_def.proto of
-mlcommons/chakra; ASTRA-sim's astra-sim/workload/Workload.cc for the attributes that it reads.
+run and how long they take is for the reader to simulate. Sources: mlcommons/chakra,
+schema/protobuf/et_def.proto (the numbers of the fields) and src/third_party/utils/protolib.py (the
+lengths before messages, the metadata first); protobuf.dev/programming-guides/encoding; ASTRA-sim's
+astra-sim/workload/Workload.cc for the attributes that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
@@ -18,19 +21,20 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
 from ddpsim.importers.chakra import ALL_REDUCE, COLLECTIVE, COMPUTE, is_simulated
-from ddpsim.planning.chakra_wire import Node, encoded
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Record, Synchronize
 
-__all__ = ["write_chakra"]
+__all__ = ["SCHEMA", "Node", "encoded", "write_chakra"]
 
 _OPERATIONS = {
     "all_reduce": ALL_REDUCE,
     "broadcast": 5,
 }  # CollectiveCommType, as far as ASTRA-sim has it
 _STEM = "step"  # ASTRA-sim takes the files STEM.0.et, STEM.1.et, ...
+SCHEMA = "1.0.2-chakra.0.0.4"
+_VARINT, _BYTES = 0, 2  # wire types
 
 
 def write_chakra(
@@ -188,3 +192,67 @@ class _Graph:
         self.last[stream] = self.count
         self.count += 1
         return node
+
+
+class Node(NamedTuple):
+    """A piece of work or a collective: it lasts so many microseconds `after` other nodes' ends."""
+
+    number: int
+    name: str
+    kind: int
+    lasts_us: int
+    after: tuple[int, ...]
+    attributes: Mapping[str, bool | int]
+
+
+def encoded(job: str, nodes: Iterable[Node]) -> bytes:
+    """A file of a job's nodes."""
+    told = {"job": job, "simulated_by": "ddpsim"}
+    head = _text(1, SCHEMA)
+    head += b"".join(_field(2, _text(1, name) + _text(29, value)) for name, value in told.items())
+    return b"".join(map(_behind_length, (head, *map(_node, nodes))))
+
+
+def _node(node: Node) -> bytes:
+    parts = [_whole(1, node.number), _text(2, node.name), _whole(3, node.kind)]
+    if node.after:
+        parts.append(_field(5, b"".join(map(_varint, node.after))))  # data_deps, packed
+    parts.append(_whole(7, node.lasts_us))
+    parts += [_field(10, _attribute(*each)) for each in node.attributes.items()]
+    return b"".join(parts)
+
+
+def _attribute(name: str, value: bool | int) -> bytes:  # noqa: FBT001 -- of a type of its own
+    number = 27 if isinstance(value, bool) else 9  # bool_val, int64_val
+    return _text(1, name) + _tag(number, _VARINT) + _varint(int(value))
+
+
+def _whole(number: int, value: int) -> bytes:
+    """Nothing for 0, which is a missing field's value."""
+    return _tag(number, _VARINT) + _varint(value) if value else b""
+
+
+def _text(number: int, value: str) -> bytes:
+    return _field(number, value.encode())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _tag(number, _BYTES) + _behind_length(content)
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _behind_length(content: bytes) -> bytes:
+    return _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -12,11 +12,12 @@ from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import (
     ALL_REDUCE_EACH,
+    fit_in_words,
+    settings_to_fit,
     shardings,
     strategy_name,
     without_ddp_options,
 )
-from ddpsim.planning.to_fit import fit_in_words, settings_to_fit
 from ddpsim.prediction.api import predicted
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job

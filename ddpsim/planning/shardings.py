@@ -6,7 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.prediction.fitting import ways_to_fit
+from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
@@ -14,7 +19,9 @@ __all__ = [
     "ALL_REDUCE_EACH",
     "AS_DDP",
     "as_fully_shard",
+    "fit_in_words",
     "is_sharding",
+    "settings_to_fit",
     "shardings",
     "strategy_name",
     "without_ddp_options",
@@ -41,6 +48,13 @@ _USUAL = {  # settings that take back what is DDP's alone
     "optimizer_in_backward": "ddp.optimizer_in_backward=false",
     "optimize_ddp": "ddp.optimize_ddp=true",
     "reduced_again": "ddp.reduced_again=null",
+}
+
+_WORDS = {
+    "ddp.gradient_as_bucket_view": "gradient views",
+    "ddp.fully_shard.offload_policy": "offloaded",
+    "workload.checkpointing": "checkpointing",
+    "ddp.accumulation_steps": "micro-batches",
 }
 
 
@@ -130,3 +144,32 @@ def _deepspeed(scenario: Scenario, *, rounds: bool) -> list[tuple[str, ...]]:
 
 def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...]:
     return (f"ddp.strategy={strategy}", *usual, f"{_RESHARDS}={kept}")
+
+
+def settings_to_fit(
+    document: Document, settings: Sequence[str], size: tuple[int, int] | None = None
+) -> tuple[str, ...]:
+    """Micro-batches, checkpointing, offloading or views of buckets; none where it fits, or cannot.
+
+    Of a document with settings, on so many nodes and GPUs of each, or on its own.
+    """
+    try:
+        scenario = parse(document.changed(settings))
+        if size is not None:
+            update = {"cluster": scenario.cluster.resized(*size)}
+            scenario = scenario.model_copy(update=update)
+        ways = ways_to_fit(resolve(scenario), same_strategy=True)
+        found = next((way.settings for way in ways if way.why.startswith("fits")), ())
+        if found:
+            parse(document.changed((*settings, *found)))
+    except (InputError, ScenarioError):
+        return ()
+    return found
+
+
+def fit_in_words(settings: Sequence[str]) -> str:
+    """`checkpointing, 4 micro-batches`; empty without any."""
+    values = dict(setting.split("=", 1) for setting in settings)
+    found = [word for key, word in _WORDS.items() if key in values]
+    steps = values.get("ddp.accumulation_steps")
+    return ", ".join(f"{steps} {word}" if word == "micro-batches" else word for word in found)

@@ -1,16 +1,23 @@
-"""What a file tells of a job: facts in words, keys of a scenario, a measured step."""
+"""What files tell of a job: facts in words, a measured step, and a scenario to start from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Learned", "StartingPoint", "starting_point"]
+from ruamel.yaml import YAML
+
+__all__ = ["Learned", "StartingPoint", "scenario_text", "starting_point"]
 
 _MODEL, _SHARDED_MODEL, _BATCH = "resnet50", "gpt2", 32
 _DEVICE, _FP8_DEVICE = "a100-sxm-80gb", "h100-sxm-80gb"
+
+_PATHS = (("workload", "trace"), ("cluster", "all_reduce"))
 
 
 @dataclass(frozen=True)
@@ -64,3 +71,16 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
         cluster |= {"nodes": 1, "gpus_per_node": cluster.get("gpus_per_node", 1)}
         assumed.append("one node (cluster.nodes, cluster.gpus_per_node)")
     return StartingPoint(document, tuple(dict.fromkeys(assumed)))
+
+
+def scenario_text(document: Mapping[str, Any], notes: Sequence[str], folder: Path) -> str:
+    """YAML with `notes` as comments above it; its paths are those of the current folder."""
+    data = deepcopy(dict(document))
+    for section, key in _PATHS:
+        if data.get(section, {}).get(key):
+            data[section][key] = os.path.relpath(data[section][key], folder)
+    written = StringIO()
+    yaml = YAML()
+    yaml.width = 1000
+    yaml.dump(data, written)
+    return "".join(f"# {note}\n" for note in notes) + written.getvalue()

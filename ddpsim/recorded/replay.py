@@ -13,21 +13,23 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
 from ddpsim.errors import InputError, ScenarioError, blamed_on
 from ddpsim.importers.kineto.measured import KinetoStep, OwnOfDdp
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s
+from ddpsim.importers.nccl.kernels import KernelChoice, kernel_choice
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
-from ddpsim.recorded.kernels import kernels_beside
 from ddpsim.recorded.traced_job import traced_job, with_bucket_caps
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.model import Breakdown
-from ddpsim.result.replay import Replay, ReplayedCollective, ReplayedStep
+from ddpsim.result.replay import Replay, ReplayedCollective, ReplayedKernel, ReplayedStep
 from ddpsim.result.timeline import RankTimeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
@@ -39,7 +41,7 @@ from ddpsim.units import NS_PER_S, to_ns
 from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
 
-__all__ = ["replay"]
+__all__ = ["kernels_beside", "replay"]
 
 _Copies = tuple[int, str, int]
 _OWN = ("bucket_copy", "copy_back", "buffers")  # of DDP
@@ -320,3 +322,36 @@ def _simulated_parts(steps: Sequence[Sequence[Step]]) -> Breakdown:
     whole = sum(every, BreakdownNs())
     names = (each.name for each in fields(Breakdown))
     return Breakdown(*(getattr(whole, name) / len(every) / NS_PER_S for name in names))
+
+
+def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedKernel]:
+    """By size; none where the kernels or the tuner tell nothing."""
+    seen = _seen(traces)
+    tuner = _tuner(scenario) if seen else None
+    if tuner is None:
+        return
+    for size, ran in sorted(seen.items()):
+        chosen = tuner.choice(size)
+        channels, _ = tuner.graph.channels
+        yield ReplayedKernel(size, *ran, chosen.algorithm, chosen.protocol, channels)
+
+
+def _seen(traces: RankTraces) -> dict[int, KernelChoice]:
+    """Of all-reduces whose sizes and kernels are told, the last one of each size."""
+    found = {}
+    for step in (step for of_rank in traces.steps.values() for step in of_rank):
+        for each in step.collectives:
+            choice = kernel_choice(each.kernel, each.blocks, each.threads)
+            if choice and each.size_bytes:
+                found[each.size_bytes] = choice
+    return found
+
+
+def _tuner(scenario: Scenario) -> NcclCost | None:
+    """NCCL's tuner on the links of the scenario, whatever was measured."""
+    links = scenario.cluster.model_copy(update={"all_reduce": None, "profile": None})
+    try:
+        cost = build_network(scenario.model_copy(update={"cluster": links})).plain_cost
+    except InputError:
+        return None
+    return cost if isinstance(cost, NcclCost) else None

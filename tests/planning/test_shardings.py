@@ -15,8 +15,7 @@ from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.each_strategy import plan_each_strategy
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.planning.compare import each_strategy
-from ddpsim.planning.shardings import shardings
-from ddpsim.planning.to_fit import settings_to_fit
+from ddpsim.planning.shardings import settings_to_fit, shardings
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.api import predict
 from ddpsim.result.capacity import CapacityPlan, Money

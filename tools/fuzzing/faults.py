@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from calibrate.records.record import load_record
-from calibrate.records.rounds_file import load_rounds
+from calibrate.records.rounds import load_rounds
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.profiles.model import profile_of
 

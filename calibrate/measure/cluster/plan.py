@@ -1,4 +1,4 @@
-"""What is measured, in which order: a plan is a list of tasks. Knows nothing of torch.
+"""What is measured, how long, and in which order: a plan is a list of tasks. Needs no torch.
 
 A task has one slot for each measurement that it yields; the repetitions of its slots take turns,
 so that a slow drift of the machine meets them all.
@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from pydantic import Field
+
+from calibrate.files import FileName, Part
 from calibrate.records.record import (
     COPIES_BACK,
     COPIES_IN,
@@ -25,7 +28,7 @@ from calibrate.records.record import (
 )
 from ddpsim.units import format_bytes
 
-__all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
+__all__ = ["Options", "Slot", "Task", "Team", "default_plan", "teams"]
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
@@ -218,3 +221,22 @@ def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
             *(() if gpu else (Slot("compute", f"{work} with one all_reduce{half}", size),)),
         )
         yield Task(slots, world, (5, 40), 6.0, needed, by_rank=True)
+
+
+class Options(Part):
+    """What to measure, and how long."""
+
+    output: FileName = Field(description="the record, JSON")
+    time_budget_s: float = Field(600.0, gt=0, description="for the whole plan")
+    memory_budget_bytes: int | None = Field(
+        None, gt=0, description="of one rank; default: a quarter of what is free, shared by ranks"
+    )
+    resume: bool = Field(default=False, description="keep what the record already holds")
+    most_repetitions: int | None = Field(None, ge=1, description="of each measurement")
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    only: tuple[Kind, ...] = Field((), description="kinds to measure; none: all")
+    data_loader: str | None = Field(None, description="MODULE:FUNCTION returning an iterable")
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+    comm_first: bool = Field(
+        default=False, description="gloo's threads before compute, if permitted"
+    )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from calibrate.files import check_outputs
-from calibrate.measure.cluster.options import Options
+from calibrate.files import check_outputs, save_json
+from calibrate.measure.cluster.plan import Options
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import check_same_machine, environment, rank_facts
 from calibrate.measure.ranks.job import Job
-from calibrate.records.record import SCHEMA, Record, load_record, save_record
-from ddpsim.errors import DdpsimError
+from calibrate.records.record import SCHEMA, Record, load_record
 
-__all__ = ["RecordFile"]
+__all__ = ["RecordFile", "is_free"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -26,18 +25,16 @@ class RecordFile:
 
     def first_record(self) -> Record:
         """An empty record, or the one to resume, as rank 0 has it."""
-        problem, record = "", None
-        if self._job.rank == 0:
+
+        def begun() -> Record:
             try:
                 record = self._load()
-                save_record(record, self._options.output)
-            except (DdpsimError, OSError) as error:
-                problem = self._unwritten(error) if isinstance(error, OSError) else str(error)
-        self._job.check(problem)
-        record = self._job.from_first(record)
-        if record is None:  # pragma: no cover -- rank 0 always has one
-            raise MeasureError("rank 0 has no record")
-        return record
+            except OSError as error:
+                raise self._unwritten(error) from None
+            self._write(record)
+            return record
+
+        return self._job.first_does(begun)
 
     def _load(self) -> Record:
         path, job = self._options.output, self._job
@@ -45,7 +42,7 @@ class RecordFile:
             update={"line_rate_bytes_per_s": self._options.line_rate_bytes_per_s}
         )
         fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
-        if _is_free(path, resume=self._options.resume):
+        if is_free(path, SCHEMA, resume=self._options.resume):
             return fresh
         old = load_record(path)
         check_same_machine(old, fresh, path)
@@ -57,33 +54,35 @@ class RecordFile:
 
     def save(self, record: Record) -> None:
         """Write the record; raises MeasureError on every rank where rank 0 cannot."""
-        problem = ""
-        if self._job.rank == 0:
-            try:
-                save_record(record, self._options.output)
-            except OSError as error:
-                problem = self._unwritten(error)
-        self._job.check(problem)
+        self._job.first_does(lambda: self._write(record))
 
-    def _unwritten(self, error: OSError) -> str:
+    def _write(self, record: Record) -> None:
+        try:
+            save_json(record, self._options.output)
+        except OSError as error:
+            raise self._unwritten(error) from None
+
+    def _unwritten(self, error: OSError) -> MeasureError:
         path = self._options.output
         is_full = error.errno in _NO_ROOM
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
         begin = f"{path} cannot be written: {reason}"
         if not _is_there(path):
-            return f"{begin}: {'make room, or ' * is_full}name another file"
+            return MeasureError(f"{begin}: {'make room, or ' * is_full}name another file")
         mend = "make room" if is_full else "mend that"
-        return f"{begin}. Its last whole version is as it was; {mend} and go on with --resume"
+        return MeasureError(
+            f"{begin}. Its last whole version is as it was; {mend} and go on with --resume"
+        )
 
 
-def _is_free(path: Path, *, resume: bool) -> bool:
+def is_free(path: Path, schema: str, *, resume: bool) -> bool:
     """Whether a record begins anew; raises DdpsimError where what is there forbids it."""
     if not path.exists():
         return True
     if not path.is_dir() and not path.is_file():
         raise MeasureError(f"{path} is a device or a pipe, which keeps no record: name a file")
     if not resume or path.is_dir():
-        check_outputs([(path, SCHEMA)])
+        check_outputs([(path, schema)])
     if not path.stat().st_size:
         return True
     if not resume:

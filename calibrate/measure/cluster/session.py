@@ -10,13 +10,12 @@ from statistics import median
 
 import torch
 
-from calibrate.measure.cluster.options import Options
-from calibrate.measure.cluster.plan import Task, default_plan, teams
+from calibrate.measure.cluster.plan import Options, Task, default_plan, teams
 from calibrate.measure.cluster.record_file import RecordFile
 from calibrate.measure.cluster.timing import WARMUPS, TaskTimer
 from calibrate.measure.host.environment import check_same, one_host_as_several, rank_facts
 from calibrate.measure.host.machine import free_memory_bytes
-from calibrate.measure.model.reference import find_function
+from calibrate.measure.model.user_code import find_function
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
 from calibrate.measure.ranks.launch import local
 from calibrate.measure.ranks.progress import Reporter

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import no_collection
-from calibrate.measure.cluster.options import Options
-from calibrate.measure.cluster.plan import Task
+from calibrate.measure.cluster.plan import Options, Task
 from calibrate.measure.cluster.rounds import build_round
 from calibrate.measure.cluster.work import Round
 from calibrate.measure.errors import first_line

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
-from calibrate.files import rescued, unwritable
+from calibrate.files import check_writable, rescued
 from calibrate.measure.ddp.interleaved import Interleaved
 from calibrate.measure.ddp.stepper import Stepper
 from calibrate.measure.errors import MeasureError
@@ -33,8 +34,14 @@ from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
 from calibrate.measure.ranks.launch import local
 from calibrate.measure.ranks.rank import run_rank
 from calibrate.records.record import Environment
-from calibrate.records.rounds import CORES_OF_RANKS, Parameter, RoundOptions, Rounds
-from calibrate.records.rounds_file import load_rounds, save_rounds
+from calibrate.records.rounds import (
+    CORES_OF_RANKS,
+    Parameter,
+    RoundOptions,
+    Rounds,
+    load_rounds,
+    save_rounds,
+)
 from calibrate.records.variant import DDP
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]
@@ -78,7 +85,7 @@ def _kept(options: RoundOptions) -> str:
 
 def _measure(job: Job, options: RoundOptions) -> Rounds:
     began = time.monotonic()
-    _check_output(job, options)
+    job.first_does(lambda: _check_output(options.output))
     facts = rank_facts(job)
     check_same(job.everyone(facts))
     here = _with_cores(environment(job, facts), job)
@@ -118,7 +125,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
             all_reduce=session.all_reduces(),
             elapsed_s=round(time.monotonic() - began, 1),
         )
-        _save(job, rounds, options)
+        job.first_does(lambda: _save(rounds, options.output))
         return rounds
 
     session.run(save, _KEEP_S)
@@ -154,24 +161,18 @@ def _with_cores(here: Environment, job: Job) -> Environment:
     )
 
 
-def _check_output(job: Job, options: RoundOptions) -> None:
-    problem, path = "", options.output
-    if job.rank == 0 and path.exists():
-        problem = f"{path} is there already: name another file"
-    elif job.rank == 0:
-        problem = unwritable(path)
-    job.check(problem)
+def _check_output(path: Path) -> None:
+    if path.exists():
+        raise MeasureError(f"{path} is there already: name another file")
+    check_writable(path)
 
 
-def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
-    problem = ""
-    if job.rank == 0:
-        try:
-            save_rounds(rounds, options.output)
-        except OSError as error:
-            kept = rescued("rounds.json", rounds.model_dump_json(by_alias=True) + "\n")
-            problem = f"{options.output} cannot be written: {error.strerror}. {kept}"
-    job.check(problem)
+def _save(rounds: Rounds, path: Path) -> None:
+    try:
+        save_rounds(rounds, path)
+    except OSError as error:
+        kept = rescued("rounds.json", rounds.model_dump_json(by_alias=True) + "\n")
+        raise MeasureError(f"{path} cannot be written: {error.strerror}. {kept}") from None
 
 
 def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Parameter, ...]:

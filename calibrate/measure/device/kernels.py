@@ -1,4 +1,4 @@
-"""Kernels one by one: matrix products, convolutions, memory-bound ones, and launches."""
+"""Kernels one by one: products, convolutions, memory-bound ones, launches; optimizer steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 from calibrate.measure.device.bench import DTYPES, Bench
 from calibrate.records.device_record import Case, DeviceMeasurement
 
-__all__ = ["convolution", "launch", "memory", "product"]
+__all__ = ["convolution", "launch", "memory", "optimizer", "product"]
 
 _GRAPH_KERNELS = 100
 
@@ -136,3 +136,28 @@ def _graph(case: Case, bench: Bench, x: Tensor) -> DeviceMeasurement:
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, bench: Bench) -> Tensor:
     return torch.rand(shape, device=bench.device, dtype=torch.float32).sub_(0.5).to(dtype)
+
+
+def optimizer(case: Case, bench: Bench) -> DeviceMeasurement:
+    """One step, with its launches; the first makes the optimizer's state."""
+    tensors, elements = case.shape
+    parameters = [nn.Parameter(torch.zeros(elements, device=bench.device)) for _ in range(tensors)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    made = _made(case.variant.split(), parameters)
+    made.step()
+    return DeviceMeasurement(
+        case=case,
+        samples_s={"step": bench.kernel_s(made.step), "host": bench.host_s(made.step, 3)},
+        moved_bytes=float(4 * tensors * elements),
+    )
+
+
+def _made(words: list[str], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    fused = "fused" in words
+    foreach = not fused
+    if words[0] == "sgd":
+        momentum = 0.9 if "momentum" in words else 0.0
+        return torch.optim.SGD(parameters, 1e-9, momentum, foreach=foreach, fused=fused)
+    kind = torch.optim.AdamW if words[0] == "adamw" else torch.optim.Adam
+    return kind(parameters, 1e-9, weight_decay=0.0, foreach=foreach, fused=fused)

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import torch
 
-from calibrate.files import check_outputs
+from calibrate.files import save_json
+from calibrate.measure.cluster.record_file import is_free
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import check_same_environment, device_environment
 from calibrate.measure.host.machine import free_memory_bytes
-from calibrate.records.device_record import (
-    SCHEMA,
-    DeviceRecord,
-    load_device_record,
-    save_device_record,
-)
+from calibrate.records.device_record import SCHEMA, DeviceRecord, load_device_record
 
 __all__ = ["DeviceRecordFile"]
 
@@ -42,13 +38,8 @@ class DeviceRecordFile:
 
     def _begun(self) -> DeviceRecord:
         fresh, path = self._fresh(), self._path
-        if not path.exists() or (path.is_file() and not path.stat().st_size):
+        if is_free(path, SCHEMA, resume=self._resume):
             return fresh
-        check_outputs([(path, SCHEMA)])
-        if not self._resume:
-            raise MeasureError(
-                f"{path} is there already: go on from it with --resume, or name another file"
-            )
         old = load_device_record(path)
         check_same_environment(old.environment, fresh.environment, path, here="this machine")
         return old.model_copy(update={"skipped": {}})
@@ -65,7 +56,7 @@ class DeviceRecordFile:
     def save(self, record: DeviceRecord) -> None:
         """Write the record whole; raises MeasureError where that fails."""
         try:
-            save_device_record(record, self._path)
+            save_json(record, self._path)
         except OSError as error:
             raise MeasureError(
                 f"{self._path} cannot be written: {error.strerror}. Its last whole version is as "

@@ -13,10 +13,9 @@ from typing import cast
 
 import torch
 
-from calibrate.files import unwritable
+from calibrate.files import check_writable
 from calibrate.measure.device.bench import Bench, supported_rates
-from calibrate.measure.device.kernels import convolution, launch, memory, product
-from calibrate.measure.device.optimizers import optimizer
+from calibrate.measure.device.kernels import convolution, launch, memory, optimizer, product
 from calibrate.measure.device.plan import device_plan
 from calibrate.measure.device.record_file import DeviceRecordFile
 from calibrate.measure.device.steps import (
@@ -28,8 +27,7 @@ from calibrate.measure.device.steps import (
     trace,
 )
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
-from calibrate.measure.host.allocator import keep_freed_memory
-from calibrate.measure.host.machine import free_memory_bytes
+from calibrate.measure.host.machine import free_memory_bytes, keep_freed_memory
 from calibrate.measure.model.profile import device_of
 from calibrate.measure.model.training import compute_threads
 from calibrate.measure.ranks.progress import Reporter
@@ -86,8 +84,7 @@ def measure_device(options: DeviceOptions) -> DeviceRecord:
 
     Raises MeasureError where the record cannot be written or resumed, or the device fails.
     """
-    if problem := unwritable(options.output):
-        raise MeasureError(problem)
+    check_writable(options.output)
     device = device_of(options.device)
     with compute_threads(1), as_exceptions():
         allocator = keep_freed_memory() if device.type == "cpu" else ""

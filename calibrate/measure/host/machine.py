@@ -1,14 +1,17 @@
-"""What this machine's small files say; nothing where they cannot be read."""
+"""What this machine's small files say, nothing where they cannot be read; and its allocator."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
     "congestion_control",
     "free_memory_bytes",
+    "keep_freed_memory",
     "loopback",
     "stolen_s",
     "text_of",
@@ -16,6 +19,9 @@ __all__ = [
 ]
 
 _STEAL = 8  # the place of "steal" in a line of /proc/stat, after the core's name
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt(3)
+_NEVER, _NONE = -1, 0
 
 
 def text_of(path: Path) -> str:
@@ -77,3 +83,18 @@ def stolen_s(root: Path = Path("/")) -> float:
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = [int(line[_STEAL]) for line in lines if len(line) > _STEAL and line[0] in mine]
     return sum(ticks) / len(mine) / os.sysconf("SC_CLK_TCK")
+
+
+def keep_freed_memory() -> Literal["kept", "returned"]:
+    """Have glibc keep freed memory, as CUDA's allocator does; "returned" where there is no glibc.
+
+    Otherwise large tensors go back to the system, and the next step pays for their pages: half as
+    long again as a backward of BERT, and more where models take turns. Setting
+    MALLOC_TRIM_THRESHOLD_=-1 and MALLOC_MMAP_MAX_=0 does the same.
+    """
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # no glibc
+        return "returned"
+    kept = tune(_M_MMAP_MAX, _NONE) and tune(_M_TRIM_THRESHOLD, _NEVER)
+    return "kept" if kept else "returned"

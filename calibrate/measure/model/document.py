@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrate.capture.document import parameter_columns, tensor_columns
-from calibrate.fit.estimates import SIGNIFICANT, median_time
+from calibrate.fit.estimates import SIGNIFICANT, adding_up, median_time
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.samples import Samples
 from calibrate.measure.model.training import (
@@ -22,7 +22,6 @@ from calibrate.measure.model.training import (
     is_compiled,
     reduced_parameters,
 )
-from calibrate.validate.step_parts import adding_up
 from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, read_known
 from ddpsim.units import format_duration
 from ddpsim.wording import counted

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from calibrate.capture.document import render
-from calibrate.files import FileName, rescued, unwritable
+from calibrate.files import FileName, Part, check_writable, rescued
 from calibrate.measure.errors import MeasureError, StoppedError
-from calibrate.measure.host.allocator import keep_freed_memory
+from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.model.document import (
     Document,
@@ -69,10 +69,8 @@ __all__ = [
 ]
 
 
-class ProfileOptions(BaseModel):
+class ProfileOptions(Part):
     """What to profile, on one device or by the ranks of a job together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     output: FileName = Field(description="the profile, which the first rank writes")
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.model.training`")
@@ -189,16 +187,7 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
         return scale_profile(document, *options.scale) if options.scale else document
 
     def keep(document: Document) -> None:
-        if job is None:
-            write_profile(scaled(document), options.output)
-            return
-        problem = ""
-        if job.rank == 0:
-            try:
-                write_profile(scaled(document), options.output)
-            except MeasureError as error:
-                problem = str(error)
-        job.check(problem)
+        _first_does(job, lambda: write_profile(scaled(document), options.output))
 
     document = profile(
         options.model,
@@ -215,13 +204,13 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     return scaled(document)
 
 
+def _first_does(job: Job | None, work: Callable[[], None]) -> None:
+    job.first_does(work) if job else work()
+
+
 def _check_before(options: ProfileOptions, job: Job | None) -> None:
     """What would be refused after the work."""
-    problem = unwritable(options.output) if job is None or job.rank == 0 else ""
-    if job is not None:
-        job.check(problem)
-    elif problem:
-        raise MeasureError(problem)
+    _first_does(job, lambda: check_writable(options.output))
     if options.scale:
         device = device_of(options.device) if job is None else job.device
         check_scaled_from(device_name(device), options.scale[0])

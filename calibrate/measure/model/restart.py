@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.files import Part
+from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, batch_of, compute_threads, prepare
 from calibrate.measure.ranks.job import Job, taking_part
 from calibrate.measure.ranks.launch import local
@@ -33,7 +34,7 @@ _LATER_STEPS = 3
 _NOTHING_KEPT = "Nothing was kept."
 
 
-class RestartOptions(BaseModel):
+class RestartOptions(Part):
     """The model, as MODULE:FUNCTION, and the folder that checkpoints are written to."""
 
     model: str
@@ -62,7 +63,7 @@ def measure_restart(options: RestartOptions) -> None:
         later_s = min(_step_s(job, training) for _ in range(_LATER_STEPS))
         ready_s = time.perf_counter() - began - _LATER_STEPS * later_s
         folder = options.path / "ddpsim-checkpoint"
-        job.check(_unwritable(folder) if job.rank == 0 else "")
+        job.first_does(lambda: _make(folder))
         try:
             times = [group_s, ready_s, first_s, later_s, *_checkpoints(job, training, folder)]
             slowest = [max(each) for each in zip(*job.numbers(times), strict=True)]
@@ -81,12 +82,12 @@ def measure_restart_locally(ranks: int, options: RestartOptions) -> None:
     local(ranks, "calibrate.measure.model.restart", asked, kept=_NOTHING_KEPT)
 
 
-def _unwritable(folder: Path) -> str:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        return f"{folder} cannot be made: {error.strerror}; name another folder"
-    return ""
+        told = f"{folder} cannot be made: {error.strerror}; name another folder"
+        raise MeasureError(told) from None
 
 
 def _step_s(job: Job, training: Training) -> float:

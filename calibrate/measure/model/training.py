@@ -24,8 +24,12 @@ from torch.utils._pytree import tree_map
 
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.reference import find_function
-from calibrate.measure.model.user_code import optimizers_own_errors, said_of, users_own_errors
+from calibrate.measure.model.user_code import (
+    find_function,
+    optimizers_own_errors,
+    said_of,
+    users_own_errors,
+)
 from calibrate.records.rounds import OptimizerName
 from ddpsim.scenario.options.model_file import ITEM_BYTES
 from ddpsim.wording import counted

@@ -1,12 +1,15 @@
-"""What the user's own code raised, and where in it."""
+"""The user's own code: functions named as MODULE:FUNCTION, what they raised, and where."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 import torch
 
@@ -15,7 +18,7 @@ from calibrate.measure.errors import MeasureError, first_line
 from calibrate.records.rounds import OptimizerName
 from calibrate.signals import Ended
 
-__all__ = ["optimizers_own_errors", "said_of", "told_of_code", "users_own_errors"]
+__all__ = ["find_function", "optimizers_own_errors", "said_of", "told_of_code", "users_own_errors"]
 
 
 @contextmanager
@@ -79,3 +82,35 @@ def _place_of_users(error: BaseException) -> str:
 def said_of(error: BaseException) -> str:
     """An error's kind and message, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def find_function(reference: str) -> Callable[..., Any]:
+    """The function named "package.module:function"; raises MeasureError with what is missing.
+
+    Modules of the current folder are found, as `python -m` finds them.
+    """
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise MeasureError(f"{reference!r} names no function: write MODULE:FUNCTION")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Ended:
+        raise
+    except SystemExit as error:
+        raise MeasureError(
+            f"{module_name} ended the program while it was imported (exit code {error.code}): put "
+            'what only a script does, such as parse_args, under if __name__ == "__main__"'
+        ) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise MeasureError(f"{module_name} cannot be imported: {said}") from error
+    function: Any = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        raise MeasureError(f"{module_name} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found

@@ -6,7 +6,7 @@ import atexit
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,11 +23,11 @@ from calibrate.measure.errors import (
     StoppedError,
     first_line,
 )
-from calibrate.measure.host.allocator import keep_freed_memory
+from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.user_code import told_of_code
-from calibrate.measure.ranks.gloo_threads import gloo_first
-from calibrate.measure.ranks.process_group import end_process_groups
+from calibrate.measure.ranks.process_group import end_process_groups, gloo_first
 from calibrate.records.record import Layout
+from ddpsim.errors import DdpsimError
 from ddpsim.wording import counted
 
 __all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
@@ -141,6 +141,17 @@ class Job:
         if problem:
             raise RefusedError(problem)
 
+    def first_does(self, work: Callable[[], _T]) -> _T:
+        """What rank 0's work gives; where that raises DdpsimError, RefusedError on every rank."""
+        done, problem = list[_T](), ""
+        if self.rank == 0:
+            try:
+                done.append(work())
+            except DdpsimError as error:
+                problem = str(error)
+        self.check(problem)
+        return self.from_first(done)[0]
+
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """As many floats from each rank, by rank."""
         mine = torch.tensor(values, dtype=torch.float64)
@@ -215,7 +226,7 @@ def join(
 
     NCCL if each rank has a CUDA device of its own, otherwise gloo on the CPU.
     `timeout_s` bounds the wait for the other ranks and every exchange with them; raises
-    MeasureError if it runs out. `comm_first`: see `calibrate.measure.ranks.gloo_threads`.
+    MeasureError if it runs out. `comm_first`: see `gloo_first`.
     """
     place = read_place(os.environ if variables is None else variables)
     owned = not dist.is_initialized()

@@ -21,7 +21,6 @@ from ddpsim.cluster.algorithms.direct import (
     server_ns,
     server_schedule,
 )
-from ddpsim.cluster.algorithms.nvls import nvls_ends_ns, nvls_ns, nvls_schedule
 from ddpsim.cluster.algorithms.rings import (
     gloo_all_gather_ends_ns,
     gloo_all_gather_ns,
@@ -40,6 +39,9 @@ from ddpsim.cluster.algorithms.trees import (
     gather_ends_ns,
     gather_ns,
     gather_schedule,
+    nvls_ends_ns,
+    nvls_ns,
+    nvls_schedule,
     tree_ends_ns,
     tree_ns,
     tree_schedule,

@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
-from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings, strategy_name
-from ddpsim.planning.to_fit import fit_in_words, settings_to_fit
+from ddpsim.planning.shardings import (
+    AS_DDP,
+    fit_in_words,
+    is_sharding,
+    settings_to_fit,
+    shardings,
+    strategy_name,
+)
 from ddpsim.result.capacity import CapacityPlan, knee, usable
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from measured.made_measurements import NODE, TWO_HDR, all_reduce_s, gloo_ring, nccl_model
 
-from calibrate.fit import Sample
 from calibrate.fit.gloo import fit_half
+from calibrate.fit.samples import Sample
 from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.transfers import Operation, WholeTransfer, duration_ns

@@ -19,19 +19,11 @@ from measured.made_measurements import (
     made_samples,
 )
 
-from calibrate.fit import (
-    FitError,
-    Sample,
-    fit_all_reduce,
-    fit_logs,
-    fit_profile,
-    residual_table,
-    samples_of_logs,
-    show,
-    write_residual_figure,
-)
 from calibrate.fit.next_measurement import Target, show_next
-from calibrate.fit.show import data_loaders
+from calibrate.fit.profile import fit_all_reduce, fit_logs, fit_profile, samples_of_logs
+from calibrate.fit.residuals import residual_table, write_residual_figure
+from calibrate.fit.samples import FitError, Sample
+from calibrate.fit.show import data_loaders, show
 from calibrate.records.record import Measurement
 from ddpsim.importers.all_reduce import AllReduceLog
 

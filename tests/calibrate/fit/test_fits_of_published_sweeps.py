@@ -15,8 +15,8 @@ from statistics import median
 import pytest
 from measured.refits import assert_same_times, relative_errors, rounded_otherwise
 
-from calibrate.fit import FitError, Sample, fit_all_reduce, fit_logs, samples_of_logs
-from calibrate.fit.profile import NOT_STATED
+from calibrate.fit.profile import NOT_STATED, fit_all_reduce, fit_logs, samples_of_logs
+from calibrate.fit.samples import FitError, Sample
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.scenario.quantity import SourceFile
 

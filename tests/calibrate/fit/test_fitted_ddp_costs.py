@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from measured.made_measurements import gloo_record, jitter, samples_around
 
-from calibrate.fit import FitError, fit_profile
+from calibrate.fit.profile import fit_profile
+from calibrate.fit.samples import FitError
 from calibrate.records.record import Measurement, Record
 
 

@@ -29,7 +29,8 @@ from measured.refits import (
     relative_errors,
 )
 
-from calibrate.fit import Fit, Sample, fit_all_reduce
+from calibrate.fit.profile import fit_all_reduce
+from calibrate.fit.samples import Fit, Sample
 from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.fitted.laws import AllReduceModel
 from ddpsim.importers.profiles.cluster import Fitted

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from measured.made_measurements import NODES, RATES, gloo_record, gloo_ring, samples_around
 
-from calibrate.fit import FitError, fit_profile, show
+from calibrate.fit.profile import fit_profile
+from calibrate.fit.samples import FitError
+from calibrate.fit.show import show
 from calibrate.records.record import HALF, Layout, Measurement, Record
 from ddpsim.cluster.fitted.laws import FittedCost
 

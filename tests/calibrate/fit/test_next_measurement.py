@@ -15,9 +15,9 @@ from measured.made_measurements import NODE, NODES, SIZES, TWO_HDR, made_samples
 from outcome import Outcome
 
 import ddpsim
-from calibrate.fit import Sample, fit_all_reduce
 from calibrate.fit.next_measurement import Step, Target, next_measurements, show_next
-from calibrate.fit.samples import measured
+from calibrate.fit.profile import fit_all_reduce
+from calibrate.fit.samples import Sample, measured
 from ddpsim.cluster.fitted.network import PER_DOUBLING, UNLIKE, network_from_profile
 from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.importers.profiles.nccl import NcclModel

@@ -14,7 +14,9 @@ from measured.made_measurements import (
     samples_around,
 )
 
-from calibrate.fit import FitError, Sample, fit_profile, samples_of_records, show
+from calibrate.fit.profile import fit_profile, samples_of_records
+from calibrate.fit.samples import FitError, Sample
+from calibrate.fit.show import show
 from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.transfers import duration_ns

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from measured.made_measurements import gloo_record
 
-from calibrate.fit import FitError, fit_logs, fit_profile
+from calibrate.fit.profile import fit_logs, fit_profile
+from calibrate.fit.samples import FitError
 from calibrate.records.record import Record, load_record
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 from measured.made_measurements import RATES, all_reduce_s, gloo_ring
 
-from calibrate.fit import Sample
-from calibrate.fit.samples import fitted_sigma, measured_sigma
+from calibrate.fit.samples import Sample, fitted_sigma, measured_sigma
 from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.transfers import duration_ns

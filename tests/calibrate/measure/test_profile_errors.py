@@ -20,10 +20,11 @@ import typer
 from measured.measuring import profiled
 
 from calibrate.cli import profile as command
-from calibrate.files import unwritable
+from calibrate.files import check_writable
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.profile import ProfileOptions, profile, profile_alone, write_profile
 from calibrate.measure.model.training import Training
+from ddpsim.errors import DdpsimError
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,11 @@ def test_a_profile_is_never_another_ones(
 def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
-    assert f"{taken / 'x.json'} cannot be written: " in unwritable(taken / "x.json")
-    assert unwritable(tmp_path / "new" / "x.json") == ""
-    assert unwritable(Path("/dev/null")) == ""
-    with pytest.raises(MeasureError, match="cannot be written"):
+    with pytest.raises(DdpsimError, match=r"x\.json cannot be written: "):
+        check_writable(taken / "x.json")
+    check_writable(tmp_path / "new" / "x.json")
+    check_writable(Path("/dev/null"))
+    with pytest.raises(DdpsimError, match="cannot be written"):
         profile_alone(ProfileOptions(model="no_such:function", output=taken / "x.json"))
 
 

@@ -10,8 +10,7 @@ import pytest
 from measured.rounds_jobs import VARIANTS, run_job, run_ranks
 
 from calibrate.measure.ranks.rank import LOST
-from calibrate.records.rounds import ALONE_PER_ROUND, RoundOptions, Variant
-from calibrate.records.rounds_file import load_rounds
+from calibrate.records.rounds import ALONE_PER_ROUND, RoundOptions, Variant, load_rounds
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 

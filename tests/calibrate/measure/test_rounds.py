@@ -15,10 +15,11 @@ from calibrate.records.rounds import (
     RoundOptions,
     Rounds,
     Variant,
+    load_rounds,
     rank_medians,
+    save_rounds,
     slowest,
 )
-from calibrate.records.rounds_file import load_rounds, save_rounds
 from calibrate.validate.validate import validate
 from ddpsim.errors import ImportFailedError
 

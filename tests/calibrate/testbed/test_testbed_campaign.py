@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from measured.made_rounds import made_up
 
-from calibrate.records.record import Measurement, Record, load_record, save_record
+from calibrate.files import save_json
+from calibrate.records.record import Measurement, Record, load_record
 from calibrate.testbed.campaign import Campaign
 from calibrate.testbed.campaign import main as campaign
 from calibrate.testbed.errors import TestbedError
@@ -55,7 +56,7 @@ def test_what_ran_on_a_slow_machine_is_measured_once_more(
         record = Record(
             environment=rounds.environment, layout=rounds.layout, measurements=(compute,)
         )
-        save_record(record, path)
+        save_json(record, path)
 
     record(tmp_path / "record-1gbit-2hosts.json", 1.0)
     record(tmp_path / "record-3gbit-2hosts.json", 1.3)

@@ -25,8 +25,7 @@ from measured.made_rounds import (
 from scipy.stats import binomtest
 
 from calibrate.fit.profile import fit_logs
-from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant, VariantSamples
-from calibrate.records.rounds_file import save_rounds
+from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant, VariantSamples, save_rounds
 from calibrate.validate.page import page
 from calibrate.validate.summary import summary, warnings
 from calibrate.validate.validate import validate

@@ -11,7 +11,7 @@ import pytest
 from measured.made_rounds import BACKWARD, ONE, TWO, Measured, made_up, write_rounds
 
 from calibrate.fit.profile import fit_logs
-from calibrate.records.rounds_file import save_rounds
+from calibrate.records.rounds import save_rounds
 from calibrate.records.variant import Variant
 from calibrate.validate.summary import summary
 from calibrate.validate.validate import validate

@@ -15,7 +15,7 @@ from measured.made_rounds import (
     write_rounds,
 )
 
-from calibrate.records.rounds_file import save_rounds
+from calibrate.records.rounds import save_rounds
 from calibrate.validate.page import page
 from calibrate.validate.report import figures_of
 from calibrate.validate.summary import summary

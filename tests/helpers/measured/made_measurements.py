@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.fit import Sample
+from calibrate.fit.samples import Sample
 from calibrate.records.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
 from ddpsim.cluster.nccl.figures import USUAL

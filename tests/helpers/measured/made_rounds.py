@@ -17,8 +17,8 @@ from calibrate.records.rounds import (
     Runs,
     Variant,
     VariantSamples,
+    save_rounds,
 )
-from calibrate.records.rounds_file import save_rounds
 
 ROUNDS = 9
 MIB = 2**20

@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 from hypothesis import Phase
 
-from calibrate.fit import Fit, Sample, fit_all_reduce
+from calibrate.fit.profile import fit_all_reduce
+from calibrate.fit.samples import Fit, Sample
 from ddpsim.cluster.fitted.laws import AllReduceModel
 from measured.made_measurements import (
     FEW_SIZES,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calibrate.measure.cluster import interference, work
-from calibrate.measure.cluster.options import Options
-from calibrate.measure.cluster.plan import MIB, Task, default_plan
+from calibrate.measure.cluster.plan import MIB, Options, Task, default_plan
 from calibrate.measure.cluster.session import measure
 from calibrate.measure.ranks.rank import run_rank
 from calibrate.records.record import HALF, Layout
