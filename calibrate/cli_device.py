@@ -50,7 +50,7 @@ def fit_device(
 ) -> None:
     """Fit the efficiencies of a device from its record; write a file for cluster.device."""
     from calibrate.fit.device.fit import fit_device as fitted_device
-    from calibrate.fit.device.show import residual_lines
+    from calibrate.fit.device.fit import residual_lines
     from calibrate.records.device_record import load_device_record
     from ddpsim.scenario.device import DEVICE_SCHEMA
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from calibrate.fit.estimates import (
-    Floats,
     at_least,
     difference,
     line,
@@ -19,6 +18,7 @@ from calibrate.fit.estimates import (
     usual_time,
 )
 from calibrate.fit.samples import find
+from calibrate.fit.solve import Floats
 from calibrate.records.record import (
     COPIES_BACK,
     COPIES_IN,

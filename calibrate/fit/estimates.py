@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from calibrate.fit.solve import nonnegative
+from calibrate.fit.solve import Floats, nonnegative
 from calibrate.records.record import Measurement
 from ddpsim.importers.profiles.cluster import Fitted
 
@@ -39,7 +38,6 @@ __all__ = [
     "usual_time",
 ]
 
-Floats = npt.NDArray[np.float64]
 ZERO = Fitted(value=0.0)
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.estimates import (
     ZERO,
@@ -27,14 +26,13 @@ from calibrate.fit.samples import (
     fitted_sigma,
     valid_range,
 )
-from calibrate.fit.solve import Solution, polish, robust_cost, solve
+from calibrate.fit.solve import Floats, Solution, polish, robust_cost, solve
 from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 
 __all__ = ["fit_gloo", "fit_half", "fit_rested"]
 
-Floats = npt.NDArray[np.float64]
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
 _GRID = 50
 LEAST_SIZES = 5  # of messages: as many as there are figures

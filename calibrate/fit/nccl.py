@@ -17,7 +17,6 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.nccl_posterior import Fitted, Row, fitted, log_time
 from calibrate.fit.samples import Fit, FitError, Sample, valid_range
@@ -36,7 +35,6 @@ from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S, Architectu
 
 __all__ = ["LEAST_SIZES", "fit_nccl", "rows_of"]
 
-Floats = npt.NDArray[np.float64]
 
 LEAST_SIZES = 5  # of messages, a layout
 _BYTES = range(1024, 2**30 + 1)  # other messages tell no more
@@ -81,7 +79,7 @@ def fit_nccl(
     best = found[0]
     return Fit(
         model=NcclModel(figures=_figures(best), hypotheses=tuple(_ensemble(found))),
-        sigma=_robust_sigma(best.residuals),
+        sigma=float(1.4826 * np.median(np.abs(best.residuals))),  # humps do not count
         valid=valid_range(kept),
         warnings=(*warnings, *_warnings(kept, found)),
         correlations={},
@@ -270,11 +268,6 @@ def _figures(best: Fitted) -> tuple[NcclFigure, ...]:
         )
         for i, name in enumerate(Figures._fields)
     )
-
-
-def _robust_sigma(residuals: Floats) -> float:
-    """From the median of the magnitudes, so that humps do not count."""
-    return float(1.4826 * np.median(np.abs(residuals)))
 
 
 def _warnings(samples: Sequence[Sample], found: Sequence[Fitted]) -> Iterator[str]:

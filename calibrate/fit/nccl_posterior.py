@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.samples import Sample
+from calibrate.fit.solve import Floats
 from ddpsim.cluster.fitted.ensemble import log_s, setting_cost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures, Prior, counting
@@ -33,7 +33,6 @@ __all__ = [
     "precision",
 ]
 
-Floats = npt.NDArray[np.float64]
 
 _SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
 _MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step

@@ -14,11 +14,11 @@ from math import ceil, exp, hypot
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.nccl import LEAST_SIZES, rows_of
 from calibrate.fit.nccl_posterior import NOISE_VARIANCE, Row, linear, precision
 from calibrate.fit.samples import Sample
+from calibrate.fit.solve import Floats
 from ddpsim.cluster.fitted.ensemble import likely
 from ddpsim.cluster.fitted.network import measured_sigma, unlike_sigma
 from ddpsim.cluster.transfers import Operation
@@ -31,7 +31,6 @@ from ddpsim.wording import counted, ranks
 
 __all__ = ["Step", "Target", "next_measurements", "show_next"]
 
-Floats = npt.NDArray[np.float64]
 Layout = tuple[int, int]
 
 _KIB = 1024

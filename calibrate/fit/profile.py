@@ -14,7 +14,7 @@ from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
-from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
+from calibrate.records.record import COPIES_BACK, HALF, Kind, Measurement, Record
 from calibrate.validate.machine_speed import bare_compute_s, layer_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.measured import Operation
@@ -318,7 +318,10 @@ def _hold_the_same(one: Record, other: Record) -> bool:
 def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
     """Of records with other software, or other variables that change what is measured."""
     found = []
-    said = [_settings(record.environment) for record in records]
+    said = [
+        {"torch": here.torch, here.backend: here.library, **here.variables}
+        for here in (record.environment for record in records)
+    ]
     for source, settings in zip(sources, said, strict=True):
         for what in sorted({*settings, *said[0]}):
             first, here = said[0].get(what, "none"), settings.get(what, "none")
@@ -327,10 +330,6 @@ def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list
                     f"{sources[0]} was measured with {what} {first}, but {source} with {here}"
                 )
     return found
-
-
-def _settings(here: Environment) -> dict[str, str]:
-    return {"torch": here.torch, here.backend: here.library, **here.variables}
 
 
 def _pace_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from calibrate.fit.solve import Floats
 from calibrate.records.record import Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
 from ddpsim.cluster.fitted.residuals import Correction
@@ -28,8 +28,6 @@ __all__ = [
     "relative_residuals",
     "valid_range",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 
 class FitError(DdpsimError):

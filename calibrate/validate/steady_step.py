@@ -19,7 +19,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from calibrate.fit.estimates import Floats, averaged, median_time
+from calibrate.fit.estimates import averaged, median_time
+from calibrate.fit.solve import Floats
 from calibrate.records.rounds import Rounds, Steps, slowest
 from ddpsim.importers.profiles.cluster import Fitted
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -181,7 +181,8 @@ def _with_sent(
     if isinstance(cost, NcclCost):
         version = f"2.{cost.graph.minor}"
         for operation, name in _NAMES.items():
-            if chosen := algorithm_choices(cost, _sizes(sent, operation), operation):
+            sizes = [size for each, size in sent if each == operation]
+            if chosen := algorithm_choices(cost, sizes, operation):
                 source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
                 network = _with(network, Provenance(f"{name} algorithm", source, "published"))
         return replace(network, uncertainty=_of_sent(network, sent))
@@ -192,10 +193,6 @@ def _with_sent(
     if network.measured_bytes:
         return _doubt_profile(network, network.measured_bytes, sent)
     return network
-
-
-def _sizes(sent: Iterable[Sent], operation: Operation) -> list[int]:
-    return [size for each, size in sent if each == operation]
 
 
 def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:

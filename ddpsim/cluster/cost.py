@@ -226,7 +226,8 @@ class AllReduceLogCost:
             return self.beyond.transfer(operation, size_bytes)
         if operation in _ONE_WAY:
             size_bytes = max(size_bytes, self.log.samples[0][0])
-        return self._whole(parts[operation] * self._all_reduce_s(size_bytes))
+        time_s = parts[operation] * self._all_reduce_s(size_bytes)
+        return WholeTransfer(0, to_ns(time_s * self.time_factor))
 
     def stretched(self, factor: float) -> AllReduceLogCost:
         """See CollectiveCost."""
@@ -236,9 +237,6 @@ class AllReduceLogCost:
     def covers(self, size_bytes: int) -> bool:
         """Whether a message size lies within the measured ones."""
         return self.log.samples[0][0] <= size_bytes <= self.log.samples[-1][0]
-
-    def _whole(self, time_s: float) -> WholeTransfer:
-        return WholeTransfer(0, to_ns(time_s * self.time_factor))
 
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples

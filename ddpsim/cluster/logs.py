@@ -185,20 +185,16 @@ def with_shard_logs(network: Network, scenario: Scenario) -> Network:
         checked = checked_log(scenario, operation)
         if checked is None or isinstance(network.cost, SingleRankCost):
             continue
-        name = operation.replace("_", "-")
+        entry = Provenance(f"{operation.replace('_', '-')} time", checked.source, "imported")
         network = replace(
             network,
             cost=_over(network.cost, operation, checked.log),
-            provenance=(*network.provenance, _told(name, checked)),
+            provenance=(*network.provenance, entry),
             warnings=(*network.warnings, *checked.warnings),
             measured=network.measured | {operation},
             shard_logs=checked.uncertainty,
         )
     return network
-
-
-def _told(name: str, checked: CheckedLog) -> Provenance:
-    return Provenance(f"{name} time", checked.source, "imported")
 
 
 def _over(cost: CollectiveCost, operation: Operation, log: AllReduceLog) -> CollectiveCost:

@@ -129,8 +129,10 @@ class Wires:
         switch = self.intra.switch_bandwidth_bytes_per_s if self.intra else None
         n = self.gpus_per_node
         summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
-        links = (self._within, self._between, summed)
-        even = Paths(self.nodes, n, *links)
+        intra, inter = self.intra, self.inter
+        within = Link(latency_s(intra, inter), rate_of(intra)) if intra else None
+        between = Link(latency_s(inter), self.network_rate) if inter else None
+        even = Paths(self.nodes, n, within, between, summed)
         return replace(even, weak=self.weak, unlike=self.unlike, smaller=self.smaller)
 
     @property
@@ -168,7 +170,9 @@ class Wires:
             rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
             fewer=cluster.nodes * cluster.gpus_per_node - cluster.world_size,
-            reduces=self._switch_sums and environment.uses_nvls and self._all_gpus_join(cluster),
+            reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s)
+            and environment.uses_nvls
+            and self._all_gpus_join(cluster),
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
             gpu_direct=inter is None or not inter.passes_through_hosts,
@@ -190,19 +194,6 @@ class Wires:
         machine = cluster.machine
         is_part = machine is not None and cluster.gpus_per_node < machine.gpus_per_node
         return not (self.smaller or (is_part and self.nodes > 1))
-
-    @property
-    def _switch_sums(self) -> bool:
-        return bool(self.intra and self.intra.switch_bandwidth_bytes_per_s)
-
-    @property
-    def _within(self) -> Link | None:
-        intra = self.intra
-        return Link(latency_s(intra, self.inter), rate_of(intra)) if intra else None
-
-    @property
-    def _between(self) -> Link | None:
-        return Link(latency_s(self.inter), self.network_rate) if self.inter else None
 
 
 def link_of(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode | None:

@@ -47,7 +47,10 @@ def read_bandwidth_table(
     titles = [(i, found) for i, line in enumerate(lines, 1) if (found := _TITLE.search(line))]
     _check_one_all_reduce(name, lines, titles, operation)
     rows = [(i, found) for i, line in enumerate(lines, 1) if (found := _ROW.search(line))]
-    told = [(_size(found), Bandwidths(found[4], found[3], i)) for i, found in rows]
+    told = [
+        (int(parse_bytes(f"{found[1]} {found[2]}")), Bandwidths(found[4], found[3], i))
+        for i, found in rows
+    ]
     for _, row in told:
         number(name, row.line, row.algbw, "algbw")
         number(name, row.line, row.busbw, "busbw")
@@ -87,10 +90,6 @@ def _check_one_all_reduce(
     headers = [i for i, line in enumerate(lines, 1) if _HEADER.search(line)]
     if len(headers) > 1:
         raise ImportFailedError(name, "holds several tables; keep one a file", headers[1])
-
-
-def _size(found: re.Match[str]) -> int:
-    return int(parse_bytes(f"{found[1]} {found[2]}"))
 
 
 def _left_out(name: str, lines: Sequence[int]) -> tuple[str, ...]:

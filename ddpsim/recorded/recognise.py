@@ -18,7 +18,7 @@ from ddpsim.importers.configs.read import Config
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
-from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, Connection, debug_log
+from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, debug_log
 from ddpsim.importers.nccl.text import has_rows
 from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of, parts_of
 from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
@@ -27,9 +27,8 @@ from ddpsim.importers.training.runs import TooLittle
 from ddpsim.importers.training.step_lines import has_marks, step_lines
 from ddpsim.importers.training.trainer_state import trainer_state
 from ddpsim.recorded.learned import Learned
-from ddpsim.recorded.traced_job import traced_job, usual_layout
+from ddpsim.recorded.traced_job import nccl_key, traced_job, usual_layout
 from ddpsim.scenario import catalog
-from ddpsim.scenario.cluster import NEWEST_NCCL, OLDEST_NCCL
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.strategies.ddp.buckets import BUCKET_CAP_BYTES
 from ddpsim.units import MIB, format_bytes, format_duration
@@ -161,7 +160,7 @@ def _dump(name: str, data: Any) -> Learned:
     if found.world_size:
         facts.insert(0, f"{counted(found.world_size, 'rank')} of {found.backend}")
         keys["cluster"] = {"nodes": 1, "gpus_per_node": found.world_size}
-    keys.setdefault("cluster", {}).update(_nccl(found.nccl))
+    keys.setdefault("cluster", {}).update(nccl_key(found.nccl))
     assumed = ("one node: a dump tells the ranks alone (cluster.nodes)",)
     return Learned(name, "dump of PyTorch's flight recorder", tuple(facts), keys, assumed=assumed)
 
@@ -182,15 +181,6 @@ def _chakra(source: SourceFile) -> Learned:
     if found.all_reduces:
         facts.append(f"for a cluster of its ranks: cluster.all_reduce: {source.given}")
     return Learned(source.given, "Chakra execution trace of one rank", tuple(facts))
-
-
-def _nccl(version: str | None) -> dict[str, str]:
-    """NCCL's version as a key, if its tables are known."""
-    parts = (version or "").split(".")
-    is_known = len(parts) in (2, 3) and all(part.isdecimal() for part in parts) and parts[0] == "2"
-    return (
-        {"nccl": version or ""} if is_known and OLDEST_NCCL <= int(parts[1]) <= NEWEST_NCCL else {}
-    )
 
 
 def _trainer(name: str, document: dict[str, Any]) -> Learned:
@@ -282,10 +272,6 @@ def _timed(log: AllReduceLog, operation: Logged) -> Learned:
     return Learned(log.source, log.kind, tuple(facts), keys, assumed=(beyond,))
 
 
-def _benchmark(source: SourceFile) -> Iterator[Learned]:
-    yield _collectives(source)
-
-
 def _is_of_benchmark(text: str) -> bool:
     if any(word in text for word in _BENCHMARKS) or has_rows(text):
         return True
@@ -297,11 +283,11 @@ def _debug(source: SourceFile) -> Iterator[Learned]:
     log = debug_log(source.given, lines_of(source, KNOWN))
     if not log.connections and any(map(has_rows, parts_of(source, KNOWN))):
         return
-    ways = dict.fromkeys(_way(each) for each in log.connections)
+    ways = dict.fromkeys("/".join(filter(None, (c.way, c.kind))) for c in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
     if not log.connections:
         facts = [f"{LACKS_CONNECTIONS}: needs the log from its beginning"]
-    cluster: dict[str, Any] = dict(_nccl(log.version))
+    cluster: dict[str, Any] = dict(nccl_key(log.version))
     assumed: tuple[str, ...] = ()
     if log.layout:
         facts.insert(0, ranks(*log.layout))
@@ -326,10 +312,6 @@ def _debug(source: SourceFile) -> Iterator[Learned]:
         assumed=assumed,
         tells_nothing=is_bare,
     )
-
-
-def _way(each: Connection) -> str:
-    return f"{each.way}/{each.kind}" if each.kind else each.way
 
 
 def _steps(source: SourceFile) -> Iterator[Learned]:
@@ -357,7 +339,7 @@ def _logged(source: SourceFile) -> Iterator[Learned]:
 # what reads a log, and whether something of it stands in a part of one
 _OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str], bool]], ...] = (
     (_debug, lambda text: "NCCL INFO" in text),
-    (_benchmark, _is_of_benchmark),
+    (lambda source: iter([_collectives(source)]), _is_of_benchmark),
     (_logged, lambda text: "bucket_sizes" in text),
     (_steps, has_marks),
 )

@@ -14,32 +14,13 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import plan_buckets
 from ddpsim.workload.model import Model
 
-__all__ = ["TracedJob", "traced_job", "usual_layout", "with_bucket_caps"]
+__all__ = ["TracedJob", "nccl_key", "traced_job", "usual_layout", "with_bucket_caps"]
 
 _USUAL_CAPS_MB = (
-    None,
-    1,
-    2,
-    4,
-    5,
-    8,
-    10,
-    16,
-    20,
-    25,
-    32,
-    40,
-    50,
-    64,
-    100,
-    128,
-    200,
-    256,
-    512,
-    1024,
+    *(None, 1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64),
+    *(100, 128, 200, 256, 512, 1024),
 )
 _GPUS_PER_NODE = 8
-_OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +37,12 @@ def traced_job(traces: RankTraces) -> TracedJob:
     nodes, gpus = usual_layout(traces.world_size or 1)
     device, unknown = _device(traces)
     workload: dict[str, Any] = {"trace": traces.source, "batch_per_rank": 1}
-    optimizer = _OPTIMIZERS.get(typical.optimizer or "")
-    if optimizer:
-        workload["optimizer"] = {"name": optimizer}
+    if typical.optimizer in ("sgd", "adam", "adamw"):
+        workload["optimizer"] = {"name": typical.optimizer}
     cluster: dict[str, Any] = {"device": device, "nodes": nodes, "gpus_per_node": gpus}
     if nodes * gpus > 1 and traces.points:
         cluster["all_reduce"] = traces.source
-    if typical.nccl and OLDEST_NCCL <= int(typical.nccl.split(".")[1]) <= NEWEST_NCCL:
-        cluster["nccl"] = typical.nccl
+    cluster |= nccl_key(typical.nccl)
     document = {
         "schema": "ddpsim/1",
         "name": f"replay of {traces.source}",
@@ -88,6 +67,15 @@ def _options(traces: RankTraces) -> dict[str, Any]:
     if traces.looks_for_unused:
         options["find_unused_parameters"] = True
     return options
+
+
+def nccl_key(version: str | None) -> dict[str, str]:
+    """NCCL's version as a key of the cluster, if its tables are known."""
+    parts = (version or "").split(".")
+    is_known = len(parts) in (2, 3) and all(part.isdecimal() for part in parts) and parts[0] == "2"
+    return (
+        {"nccl": version or ""} if is_known and OLDEST_NCCL <= int(parts[1]) <= NEWEST_NCCL else {}
+    )
 
 
 def usual_layout(ranks: int) -> tuple[int, int]:

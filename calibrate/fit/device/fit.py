@@ -1,4 +1,4 @@
-"""A device record to a device file: kernels first, then steps of the zoo correct them.
+"""A device record to a device file, and to lines: kernels first; steps of the zoo correct them.
 
 Kernels alone tell each mechanism's rate over a few shapes; a model's layers have other shapes. So
 the fractions that are reached are those which the steps' forward and backward want most, leaning on
@@ -7,14 +7,13 @@ what the kernels say: least squares of logarithms, in which an outlier counts li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.device.kernels import (
     bandwidth_bytes_per_s,
@@ -25,14 +24,15 @@ from calibrate.fit.device.kernels import (
 )
 from calibrate.fit.device.linearised import Fractions, Linearised
 from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
+from calibrate.fit.solve import Floats
 from calibrate.records.device_record import DeviceRecord
 from ddpsim.provenance import Z_80
 from ddpsim.scenario import catalog
 from ddpsim.scenario.device import Architecture, Device, DeviceFile, MeasuredDevice, Rate
+from ddpsim.units import format_duration
 
-__all__ = ["FittedDevice", "device_of_kernels", "errors_of_halves", "fit_device"]
+__all__ = ["FittedDevice", "device_of_kernels", "errors_of_halves", "fit_device", "residual_lines"]
 
-Floats = npt.NDArray[np.float64]
 _LEAST, _MOST = 0.001, 1.0  # of a fraction
 _UNSURE = 0.3  # of the logarithm: how far layers' rates are from those of kernels (assumed)
 _UNSURE_FLOOR = 0.7  # of the shortest kernel's, likewise
@@ -42,6 +42,13 @@ _FROM_BOUND = 0.1  # of a logarithm: a search that begins at its bound goes nowh
 _NOT_KNOWN = 0.30  # sigma where no half of the models can predict the other (as of other presets)
 _HOST_BOUND = 0.5  # a step takes the host's pace if kernels alone would take less of it
 _ROWS: dict[int, Architecture] = {7: "volta", 8: "ampere", 9: "hopper"}  # compute capability
+
+
+_AS_FITTED = (  # figures of a device that its file repeats
+    *("kind", "architecture", "matmul_efficiency", "convolution_efficiency"),
+    *("memory_bandwidth_bytes_per_s", "memory_efficiency", "optimizer_efficiency"),
+    *("kernel_floor_s", "launch_s", "operator_s"),
+)
 
 
 class FittedDevice(NamedTuple):
@@ -218,18 +225,9 @@ def _file(
     sources |= {key: known["sources"][key] for key in links if key in known["sources"]}
     return DeviceFile(
         name=name or (record.environment.device if record.is_gpu else record.environment.machine),
-        kind=device.kind,
-        architecture=device.architecture,
         peak_flops=device.peak_flops_per_s,
-        matmul_efficiency=device.matmul_efficiency,
-        convolution_efficiency=device.convolution_efficiency,
         memory_bytes=record.memory_bytes,
-        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-        memory_efficiency=device.memory_efficiency,
-        optimizer_efficiency=device.optimizer_efficiency,
-        kernel_floor_s=device.kernel_floor_s,
-        launch_s=device.launch_s,
-        operator_s=device.operator_s,
+        **{key: getattr(device, key) for key in _AS_FITTED},
         measured=measured,
         sources=sources,
         **_of_chip(record),
@@ -254,3 +252,40 @@ def _preset(name: str) -> dict[str, Any]:
         return catalog.device_table(catalog.resolve("device", name))
     except ValueError:
         return {}
+
+
+def residual_lines(record: DeviceRecord, device: FittedDevice) -> Iterator[str]:
+    """The figures, then errors of steps that the other half of the models predicts."""
+    fitted, errors = device
+    for rate, peak in fitted.peak_flops.items():
+        products = fitted.matmul_efficiency.get(rate)
+        convolutions = fitted.convolution_efficiency.get(rate)
+        told = [f"products {products:.0%}"] if products else []
+        told += [f"convolutions {convolutions:.0%}"] if convolutions else []
+        yield f"{rate:12}{peak / 1e12:.3g} TFLOP/s at best; of it {', '.join(told)}"
+    optimizers = fitted.optimizer_efficiency
+    of_them = f", optimizers {optimizers:.0%}" if optimizers else ""
+    yield (
+        f"{'memory':12}{fitted.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s at best; of it layers "
+        f"{fitted.memory_efficiency:.0%}{of_them}"
+    )
+    launch, operator = format_duration(fitted.launch_s), format_duration(fitted.operator_s)
+    host = f", host {launch} a launch and {operator} an operator" if fitted.kind == "gpu" else ""
+    yield f"{'kernel':12}{format_duration(fitted.kernel_floor_s)} at least{host}"
+    yield f"{'noise':12}samples are {_noise(record):.1%} above the least, which count (median)"
+    if not errors:
+        yield "no step was predicted from others: too few models were measured"
+        return
+    sizes = [abs(error) for _, error in errors]
+    yield (
+        f"{'steps':12}{len(sizes)}, each predicted from the other half of the models: median error "
+        f"{median(sizes):.0%}, worst {max(sizes):.0%}"
+    )
+    for step, error in errors:
+        yield f"  {step.measurement.case!s:52}{format_duration(sum(step.parts_s)):>9}{error:+6.0%}"
+
+
+def _noise(record: DeviceRecord) -> float:
+    """By how much a usual sample is above the least of its part, over all cases."""
+    samples = [each for m in record.measurements for each in m.samples_s.values()]
+    return median(median(each) / max(min(each), 1e-12) - 1 for each in samples)

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.fit.device.steps import MeasuredStep
+from calibrate.fit.device.steps import MeasuredStep, host_s
+from calibrate.fit.solve import Floats
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model, Work, total_s
 
 __all__ = ["Fractions", "Linearised"]
 
-Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 _STEP = 0.02  # of a figure, for a slope
 
@@ -96,9 +96,7 @@ class Linearised(NamedTuple):
             np.repeat([rates.index(each.rate) for each in arithmetic], 2),
             np.repeat([rates.index(each.convolution_rate(device)) for each in arithmetic], 2),
             np.array([*moved, here - sum(moved)]),
-            np.array(
-                [sum(_host_s(model, work) for work in works) for model, works in _phases(models)]
-            ),
+            np.array([host_s(works, model.launch_s) for model, works in _phases(models)]),
         )
 
     def seconds(self, fractions: Fractions) -> Floats:
@@ -123,7 +121,3 @@ def _phases(models: Sequence[Model]) -> Iterator[tuple[Model, Sequence[Work]]]:
 
 def _seconds(models: Sequence[Model]) -> Floats:
     return np.array([total_s(works) for _, works in _phases(models)])
-
-
-def _host_s(model: Model, work: Work) -> float:
-    return work.kernels * model.launch_s + work.host_s

@@ -15,7 +15,7 @@ from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model, Work, total_s
 from ddpsim.workload.roofline import zoo_model
 
-__all__ = ["MeasuredStep", "halves", "measured_steps"]
+__all__ = ["MeasuredStep", "halves", "host_s", "measured_steps"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class MeasuredStep:
         """What forward, backward and optimizer need of each, as estimated."""
         model = self.estimated(device)
         parts = (model.forward, model.backward, (model.optimizer,))
-        return tuple((total_s(works), _host_s(works, model.launch_s)) for works in parts)
+        return tuple((total_s(works), host_s(works, model.launch_s)) for works in parts)
 
     def operators(self, device: Device) -> tuple[int, int]:
         """Operators and kernels of forward and backward."""
@@ -84,7 +84,8 @@ class MeasuredStep:
         return round(sum(work.host_s for work in works)), sum(work.kernels for work in works)
 
 
-def _host_s(works: Sequence[Work], launch_s: float) -> float:
+def host_s(works: Sequence[Work], launch_s: float) -> float:
+    """What the host takes for work, its launches included."""
     return sum(work.kernels * launch_s + work.host_s for work in works)
 
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -92,9 +93,7 @@ class Interleaved:
         """What is told of the rounds until now."""
         self._hooked.backward_s = [row[2] for row in self._rows]
         self._hook_s = self._hook_s or hook_cost_s(self._job.device, self._hooked)
-        self.ready = ready_times(
-            self._hooked, self._hook_s, _median([row[2] for row in self._rows])
-        )
+        self.ready = ready_times(self._hooked, self._hook_s, median(row[2] for row in self._rows))
 
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything, a few of those alone; each round begins with another."""
@@ -230,7 +229,3 @@ def _touched(sizes: Iterable[int], device: torch.device) -> dict[int, torch.Tens
     for data in buffers.values():
         dist.all_reduce(data)
     return buffers
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).quantile(0.5))

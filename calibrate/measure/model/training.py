@@ -149,9 +149,8 @@ def batch_of(reference: str, given: int | None) -> int:
     """The batch asked for, or the function's own default."""
     parameter = inspect.signature(find_function(reference)).parameters.get("batch")
     if parameter is None:
-        raise MeasureError(
-            f"{reference} takes no argument batch: write def {_name(reference)}(batch: int)"
-        )
+        name = reference.rpartition(":")[2]
+        raise MeasureError(f"{reference} takes no argument batch: write def {name}(batch: int)")
     batch = parameter.default if given is None else given
     if batch is parameter.empty:
         raise MeasureError(f"{reference} has no default batch: give --batch")
@@ -165,10 +164,6 @@ def sizes_of(reference: str) -> dict[str, int]:
     parameters = inspect.signature(find_function(reference)).parameters
     defaults = {key: parameters[key].default for key in SIZES if key in parameters}
     return {key: size for key, size in defaults.items() if isinstance(size, int)}
-
-
-def _name(reference: str) -> str:
-    return reference.rpartition(":")[2]
 
 
 def prepare(

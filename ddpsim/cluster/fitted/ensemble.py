@@ -200,17 +200,13 @@ def for_cluster(model: NcclModel, cluster: Cluster) -> NcclModel:
     if inter and inter.gpu_direct is not None:
         kept = [h for h in kept if _is_direct(h) is inter.gpu_direct] or kept
     if cluster.nccl:
-        apart = [abs(_minor(h.version) - cluster.nccl_minor) for h in kept]
+        apart = [abs(int(h.version.split(".")[1]) - cluster.nccl_minor) for h in kept]
         kept = [h for h, far in zip(kept, apart, strict=True) if far == min(apart)]
     if cluster.nodes > 1 and inter:
         kept = [_over_nodes(h, inter) for h in kept]
     whole = sum(h.weight for h in kept)
     kept = [h.model_copy(update={"weight": h.weight / whole}) for h in kept]
     return model.model_copy(update={"hypotheses": tuple(kept)})
-
-
-def _minor(version: str) -> int:
-    return int(version.split(".")[1])
 
 
 def _is_of(links: NcclLinks, inter: InterNode) -> bool:

@@ -49,7 +49,7 @@ def cut(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int)
     """As NCCL cuts `size_bytes`."""
     if algorithm == "nvls":
         return _of_nvls(graph, size_bytes)
-    channels = _channels(graph, algorithm, protocol, size_bytes)
+    channels = int(blocks(graph, algorithm, protocol, size_bytes))
     if algorithm == "ring":
         largest = _step_bytes(graph, protocol) * _RING_STEPS_A_CHUNK[protocol] * channels
         loops = max(1, ceil(size_bytes / graph.ranks / largest))
@@ -93,11 +93,6 @@ def communicator_channels(graph: Graph) -> int:
     if graph.max_channels:
         channels = min(channels, graph.max_channels)
     return max(channels, min(graph.min_channels, most))
-
-
-def _channels(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
-    """Whole ones."""
-    return int(blocks(graph, algorithm, protocol, size_bytes))
 
 
 def blocks(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> float:

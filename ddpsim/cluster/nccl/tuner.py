@@ -258,12 +258,9 @@ def _nvls_bandwidth(graph: Graph, ring_bus: float, around: float) -> float:
 
 def most_ll_gb_per_s(graph: Graph) -> float:
     """Bus bandwidth that LL reaches at most; over several nodes looked up by the CPU's vendor."""
-    row = graph.architecture if graph.nodes == 1 else _of_cpu(graph)
+    by_vendor: Architecture = "ampere" if graph.cpu_vendor == "amd" else "volta"
+    row = graph.architecture if graph.nodes == 1 else by_vendor
     return graph.tables.limits[row].ll[min(graph.nodes, 3) - 1]
-
-
-def _of_cpu(graph: Graph) -> Architecture:
-    return "ampere" if graph.cpu_vendor == "amd" else "volta"
 
 
 def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:

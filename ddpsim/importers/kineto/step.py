@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
+from math import inf
 from typing import Any
 
 from ddpsim.errors import ImportFailedError
@@ -20,7 +21,6 @@ from ddpsim.importers.kineto.events import (
     within,
 )
 from ddpsim.importers.kineto.file import Event
-from ddpsim.importers.kineto.gloo_threads import delays_us
 from ddpsim.importers.kineto.measured import (
     Gradient,
     KinetoStep,
@@ -39,13 +39,15 @@ from ddpsim.importers.kineto.values import (
     operation_of,
 )
 
-__all__ = ["DDP_FORWARD", "read_step"]
+__all__ = ["DDP_FORWARD", "delays_us", "read_step"]
 
 _GLOO = "gloo:"
 DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 _S = 1e-6
+
+_THREADS = 2
 
 
 def read_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
@@ -376,3 +378,22 @@ class _Step:
             + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))
             for start_us, end_us in zip(gloo.starts, gloo.ends, strict=True)
         )
+
+
+def delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Iterator[float]:
+    """How long gloo's threads take to begin each op of a step, by their start, since it was asked
+    for and one of them was free.
+
+    torch gives gloo two threads, which take collectives in the order in which they are asked for
+    (ProcessGroupGloo.cpp). On a machine whose cores are busy a thread that was woken waits for one.
+    0 where no call is told.
+    """
+    calls = [op for op in within(trace.ops, window) if op.name.startswith("c10d::")]
+    if len(calls) != len(ops):
+        yield from (0.0 for _ in ops)
+        return
+    latest_us = [-inf] * _THREADS  # ends of so many collectives, ascending
+    for call, op in zip(calls, ops, strict=True):
+        free_us = max(latest_us[0], call.start_us)
+        latest_us = sorted([*latest_us, op.end_us])[1:]
+        yield max(0.0, op.start_us - free_us)

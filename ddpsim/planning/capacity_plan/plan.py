@@ -26,7 +26,7 @@ from ddpsim.result.capacity import (
     knee,
     marginal_efficiencies,
 )
-from ddpsim.result.model import IntervalSource, NextStep
+from ddpsim.result.model import NextStep
 from ddpsim.result.training import LearningRate, learning_rate_of
 from ddpsim.scenario.document import Source
 
@@ -81,10 +81,6 @@ def plan_capacity(
     tried = WorldSizes(asked)
     tried.try_ladder()
     return _Planner(asked, tried, looks_further).plan()
-
-
-def _points(known: StepsByBatch | None) -> tuple[tuple[int, int], ...] | None:
-    return known.points if known else None
 
 
 def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
@@ -147,9 +143,13 @@ class _Planner:
             left_out=tuple(tried.left_out.values()),
             most_gpus=asked.max_gpus,
             interval_level=interval.level if interval else None,
-            widest=_widest(interval.sources if interval else ()),
+            widest=max(
+                interval.sources if interval else (),
+                key=lambda source: source.low_s + source.high_s,
+                default=None,
+            ),
             critical_batch=asked.critical_batch,
-            steps_by_batch=_points(asked.steps_by_batch),
+            steps_by_batch=asked.steps_by_batch.points if asked.steps_by_batch else None,
             counts_pauses=bool(workload.evaluation or workload.checkpoint_write),
             learning_rate=self._learning_rate(answer),
             asked_gpus=asked.answer_gpus,
@@ -253,10 +253,6 @@ class _Planner:
             steps = ceil(self.asked.samples / answer.global_batch)
             warmup = ceil(known.warmup_epochs * steps)
         return learning_rate_of(known.base_batch, answer.global_batch, known.value, warmup)
-
-
-def _widest(sources: Sequence[IntervalSource]) -> IntervalSource | None:
-    return max(sources, key=lambda source: source.low_s + source.high_s, default=None)
 
 
 def _make_it_fit(asked: Question, answer: Capacity) -> NextStep | None:

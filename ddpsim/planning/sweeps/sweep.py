@@ -79,14 +79,18 @@ def sweep(
         if own.scenario:
             resolve(own.scenario, document)  # what is wrong with it already, by its place
         raise _refusal(own, asked, points)
+    plain = own.point(found)
+    noise = 0.0
+    if own.scenario and plain.brief:
+        noise = plain.brief.iteration_time_s.noise(own.scenario.run.iterations)
     swept = Sweep(
-        _name(own, asked),
+        next(iter(wanted.values())).name,
         grid.fixed,
         tuple((axis.keys, axis.values) for axis in grid.axes),
         tuple(goals),
-        replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),
+        replace(plain, settings=tuple(_own_settings(document, grid.axes, own))),
         points,
-        noise=_noise(own.scenario, own.point(found).brief),
+        noise=noise,
     )
     best = swept.best
     chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
@@ -112,10 +116,6 @@ def with_intervals(source: Source, swept: Sweep, most: int = 40) -> Sweep:
         return replace(point, interval_s=(interval.low, interval.high) if interval else None)
 
     return replace(swept, points=tuple(map(told, swept.points)))
-
-
-def _noise(scenario: Scenario | None, brief: Brief | None) -> float:
-    return brief.iteration_time_s.noise(scenario.run.iterations) if scenario and brief else 0.0
 
 
 def _check(goals: Sequence[str]) -> None:
@@ -211,10 +211,6 @@ def _text(document: Document, key: str) -> str:
     for step in key.split("."):
         value = value.get(step) if isinstance(value, dict) else None
     return "default" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def _name(own: _Requested, asked: Sequence[_Requested]) -> str:
-    return next(each.scenario.name for each in (own, *asked) if each.scenario)
 
 
 def _refusal(
