@@ -23,7 +23,7 @@ from simpy import Environment
 
 import ddpsim
 from ddpsim.cluster.cost import LinkCost
-from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Link
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.engine.reference.shared_link import SharedLink

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from calibrate.cli_capture import capture
-from calibrate.cli_device import device, fit_device
+from calibrate.cli_device import capture, device, fit_device
 from calibrate.cli_options import (
     Batch,
     Function,

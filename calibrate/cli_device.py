@@ -1,4 +1,4 @@
-"""`calibrate device` and `calibrate fit-device`: one GPU or CPU core, measured and fitted."""
+"""`calibrate device` and `fit-device`: one device, measured and fitted; `calibrate capture`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 
 from calibrate.cli_options import Output
 from calibrate.files import check_outputs, name_as_text, save_json
+from ddpsim.files import write_atomically
 
-__all__ = ["device", "fit_device"]
+__all__ = ["capture", "device", "fit_device"]
 
 _LONGEST_S = 1e6  # of a budget: days
 
@@ -61,3 +62,39 @@ def fit_device(
     print(f"{output}: use it as cluster.device")
     for line in residual_lines(loaded, fitted):
         print(line)
+
+
+def capture(
+    model: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
+    ],
+    output: Output,
+    *,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="The batch, where the model allows one alone.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="The largest seq_len, or the usual image_size of the function."),
+    ] = None,
+) -> None:
+    """Record a model's training step from its code, with no GPU and in little memory.
+
+    Shapes flow through the real modules; batch and size stay free where the model allows it.
+    """
+    from calibrate.capture.capture import capture as captured
+    from calibrate.capture.document import render
+    from calibrate.capture.named import source_of
+    from calibrate.measure.model.document import with_other_part
+    from ddpsim.scenario.options.model_file import MODEL_SCHEMA
+
+    check_outputs([(output, MODEL_SCHEMA)])
+    document = with_other_part(captured(source_of(model, batch, size)), output)
+    write_atomically(output, render(document) + "\n")
+    only, sizes = (document["captured"][key] for key in ("batch", "size"))
+    free = "any batch" if only is None else f"a batch of {only['only']} ({only['because']})"
+    print(f"{output}: use it as workload.model, with {free}")
+    if sizes and sizes["min"] < sizes["max"]:
+        print(f"{sizes['key']} from {sizes['min']} to {sizes['max']}")
+    elif sizes:
+        print(f"{sizes['key']} {sizes['default']} alone: {sizes['because']}")

@@ -35,8 +35,7 @@ def fit(
 ) -> None:
     """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
     from calibrate.fit.profile import fit_profile, samples_of_records
-    from calibrate.fit.residuals import residual_table, write_residual_figure
-    from calibrate.fit.show import correlated, data_loaders
+    from calibrate.fit.show import correlated, data_loaders, residual_table, write_residual_figure
     from calibrate.records.record import load_record
 
     check_outputs([(output, SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
@@ -122,10 +121,9 @@ def import_nccl_tests(
     operation: Operations = None,
 ) -> None:
     """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
-    from calibrate.fit.logs import read_logs
     from calibrate.fit.profile import fit_logs, samples_of_logs
-    from calibrate.fit.residuals import residual_table
-    from calibrate.fit.show import correlated
+    from calibrate.fit.samples import read_logs
+    from calibrate.fit.show import correlated, residual_table
 
     check_outputs([(output, SCHEMA)], logs)
     read = read_logs(logs, layouts(layout, len(logs)), operations(operation))

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map_only
 from calibrate.capture.document import (
     Columns,
     Document,
+    Inexact,
+    Point,
     Steps,
     StructureChanges,
     parameter_columns,
@@ -23,7 +25,6 @@ from calibrate.capture.document import (
     step_columns,
     tensor_columns,
 )
-from calibrate.capture.polynomials import Inexact, Point
 from calibrate.capture.record import Recorded, Recording, record, trained_parameters
 from calibrate.capture.shapes import Shapes, tensors
 from calibrate.capture.sources import Sizes, Source

@@ -1,4 +1,7 @@
-"""What a fit is given: all-reduce times, each with its layout and its weight."""
+"""What a fit is given: all-reduce times, each with its layout and its weight.
+
+Logs of others' benchmarks say which collectives they are of, and on which ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,41 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.files import name_as_text
 from calibrate.fit.solve import Floats
 from calibrate.records.record import Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
 from ddpsim.cluster.fitted.residuals import Correction
-from ddpsim.errors import DdpsimError
+from ddpsim.errors import DdpsimError, ImportFailedError
+from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
+from ddpsim.importers.measured import Layout, Operation, OtherCollectiveError, named_layout
 from ddpsim.importers.profiles.cluster import Correlated, MeasuredSigma, MeasuredTime, ValidRange
+from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
     "LEAST_BUCKET_BYTES",
     "Fit",
     "FitError",
+    "Logs",
     "Sample",
     "find",
     "fitted_sigma",
     "measured",
     "measured_sigma",
+    "read_logs",
     "relative_residuals",
     "valid_range",
 ]
+
+_CORRELATED = 0.9
+LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
+_ENOUGH = 3
 
 
 class FitError(DdpsimError):
@@ -78,11 +94,6 @@ class Fit:
             if abs(value) >= _CORRELATED
         ]
         return tuple(sorted(strong, key=lambda pair: -abs(pair.correlation)))
-
-
-_CORRELATED = 0.9
-LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
-_ENOUGH = 3
 
 
 def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floats:
@@ -182,3 +193,68 @@ def valid_range(samples: Iterable[Sample]) -> ValidRange:
 def find(record: Record, kind: str, variant: str) -> list[Measurement]:
     """A record's measurements of a kind and variant."""
     return [m for m in record.measurements if (m.kind, m.variant) == (kind, variant)]
+
+
+class Logs(NamedTuple):
+    """What was taken of some files; another collective's times stand where an all-reduce's do."""
+
+    all_reduces: list[AllReduceLog]
+    others: dict[Operation, list[AllReduceLog]]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of all files, each once."""
+        logs = chain(self.all_reduces, *self.others.values())
+        return [*dict.fromkeys(line for log in logs for line in log.warnings)]
+
+
+def read_logs(
+    paths: Sequence[Path], layouts: Sequence[Layout | None], operations: Sequence[Operation]
+) -> Logs:
+    """Every file must hold one of the operations; raises ImportFailedError.
+
+    `layouts` has one for each file, None where the file is to list its ranks itself.
+    """
+    logs: dict[Operation, list[AllReduceLog]] = {operation: [] for operation in operations}
+    for path, layout in zip(paths, layouts, strict=True):
+        for operation, log in _read(path, layout, operations).items():
+            logs[operation].append(log)
+    all_reduces = logs.pop("all_reduce", [])
+    for operation in (operation for operation, found in logs.items() if not found):
+        names = ", ".join(map(name_as_text, paths))
+        told = f"holds no {operation}; drop --operation {operation}"
+        raise ImportFailedError(names, told)
+    return Logs(all_reduces, logs)
+
+
+def _read(
+    path: Path, layout: Layout | None, operations: Sequence[Operation]
+) -> dict[Operation, AllReduceLog]:
+    source = SourceFile(name_as_text(path), path)
+    tried = {each: _read_one(source, layout, each) for each in operations}
+    found = {each: log for each, log in tried.items() if isinstance(log, AllReduceLog)}
+    for error in tried.values():
+        if isinstance(error, OtherCollectiveError) and not found:
+            raise error
+    return found
+
+
+def _read_one(
+    source: SourceFile, layout: Layout | None, operation: Operation
+) -> AllReduceLog | OtherCollectiveError:
+    try:
+        log = read_all_reduce(source, layout=layout, operation=operation)
+    except OtherCollectiveError as error:
+        return error
+    _check_layout(log, layout)
+    return log
+
+
+def _check_layout(log: AllReduceLog, layout: Layout | None) -> None:
+    listed = log.nodes, log.gpus_per_node
+    if layout and layout != listed:
+        raise ImportFailedError(
+            log.source,
+            f"lists {named_layout(listed)} ranks, but --layout says {named_layout(layout)}; "
+            "drop --layout, or give it once for each log, in their order",
+        )

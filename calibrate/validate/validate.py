@@ -27,8 +27,14 @@ from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, load
 from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
 from calibrate.validate.machine_speed import LAYER_ALONE, bare_rounds_s, times_the_least
 from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of
-from calibrate.validate.steady_step import run_sigma, run_times, steady_time, with_pooled_noise
-from calibrate.validate.step_phases import Phases, usual_phases
+from calibrate.validate.steady_step import (
+    Phases,
+    run_sigma,
+    run_times,
+    steady_time,
+    usual_phases,
+    with_pooled_noise,
+)
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, read_cluster_profile
 from ddpsim.prediction.interval import together

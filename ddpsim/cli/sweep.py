@@ -179,7 +179,7 @@ def _swept(
     from contextlib import ExitStack
 
     from ddpsim.cli.waiting import bar
-    from ddpsim.planning.sweeps.executors import dask_workers, local_workers
+    from ddpsim.planning.sweeps.computation import dask_workers, local_workers
     from ddpsim.planning.sweeps.journal import Journal
     from ddpsim.planning.sweeps.sweep import sweep
     from ddpsim.progress import Stage

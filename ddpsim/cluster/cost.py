@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from ddpsim.cluster.algorithms.rings import ring
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transfers import (
     REPLICATED,
     SHARDED,
@@ -38,6 +37,14 @@ __all__ = [
     "slowest_of",
 ]
 
+_LATENCY_BYTES = 1024  # up to here an all-reduce takes its latency (assumed)
+_ONE_WAY: tuple[Operation, ...] = ("broadcast", "reduce")
+_OF_SHARDS: dict[tuple[str, Operation], str] = {
+    ("gloo_ring", "all_gather"): "gloo_all_gather",
+    ("hierarchical", "reduce_scatter"): "hierarchical_scatter",
+    ("hierarchical", "all_gather"): "hierarchical_gather",
+}
+
 
 def slowest_of(links: Iterable[Link]) -> float:
     """The bandwidth of the slowest of these links, in bytes per second."""
@@ -62,10 +69,6 @@ class CollectiveCost(Protocol):
     def stretched(self, factor: float) -> CollectiveCost:
         """The same model with every time `factor` times as long."""
         ...
-
-
-_LATENCY_BYTES = 1024  # up to here an all-reduce takes its latency (assumed)
-_ONE_WAY: tuple[Operation, ...] = ("broadcast", "reduce")
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,6 @@ class LinkCost:
 
     def _ns(self, seconds: float) -> int:
         return to_ns(seconds * self.time_factor)
-
-
-_OF_SHARDS: dict[tuple[str, Operation], str] = {
-    ("gloo_ring", "all_gather"): "gloo_all_gather",
-    ("hierarchical", "reduce_scatter"): "hierarchical_scatter",
-    ("hierarchical", "all_gather"): "hierarchical_gather",
-}
 
 
 @dataclass(frozen=True)

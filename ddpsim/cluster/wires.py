@@ -12,8 +12,7 @@ from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.topology.host import Way, between_gpus, is_nvlink, slot_bytes_per_s
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transports import (
     BY_TABLE,
     declared_us,

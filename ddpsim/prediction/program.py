@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ddpsim.engine.program import Loader, Program
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
-from ddpsim.reliability.closed_form import best_interval_s
+from ddpsim.reliability.operation import best_interval_s
 from ddpsim.result.training import (
     Pause,
     Training,

@@ -18,8 +18,7 @@ from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
 from ddpsim.cluster.algorithms.rings import ring_hops_ns
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.network import Traffic
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.cluster.transfers import duration_ns as transfer_ns
 from ddpsim.engine.fast.collectives import collective_ends_ns

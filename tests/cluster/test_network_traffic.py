@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from clusters.collectives import BASE, simulated
 
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.resolve import resolve
 

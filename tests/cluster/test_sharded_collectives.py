@@ -22,8 +22,7 @@ from ddpsim.cluster.logs import LOG
 from ddpsim.cluster.nccl.cost import _SHARD_HOPS, NcclCost
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tuner import choose, estimates
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns
 from ddpsim.cluster.what_if_links import widened
 from ddpsim.errors import InputError, ScenarioError

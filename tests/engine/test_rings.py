@@ -14,7 +14,7 @@ from simpy import Environment
 
 from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
 from ddpsim.cluster.cost import LinkCost
-from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Link
 from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns
 from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.result.timeline import MessageSpan

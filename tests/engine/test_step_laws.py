@@ -14,7 +14,7 @@ from jobs.simulated_jobs import simulated
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.cost import LinkCost, SingleRankCost
-from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Link
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run

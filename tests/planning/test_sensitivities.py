@@ -9,7 +9,7 @@ from changed_documents import document
 
 from ddpsim.cluster.cost import LinkCost
 from ddpsim.cluster.network import Network, Traffic
-from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Link
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.what_if_links import quickened, widened
 from ddpsim.planning.explain import explain_step, sensitivities

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from ddpsim.errors import InputError
-from ddpsim.reliability.closed_form import (
+from ddpsim.reliability.many_runs import Draws, simulate_runs
+from ddpsim.reliability.operation import (
+    Operation,
     best_interval_s,
     daly_interval_s,
     mean_s,
     young_interval_s,
 )
-from ddpsim.reliability.many_runs import Draws, simulate_runs
-from ddpsim.reliability.operation import Operation
 
 SETTINGS = 1000
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from ddpsim.provenance import Z_80
-from ddpsim.reliability.closed_form import best_interval_s
 from ddpsim.reliability.many_runs import Draws, Runs, simulate_runs
-from ddpsim.reliability.operation import Operation
+from ddpsim.reliability.operation import Operation, best_interval_s
 from ddpsim.scenario.catalog import failures_of
 from ddpsim.units import format_number
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from calibrate.capture.libraries import image_source, imported, token_source, versions
+from calibrate.capture.named import image_source, imported, token_source, versions
 from calibrate.capture.sources import Sizes, Source
 from zoo.others import OTHERS, Spec
 

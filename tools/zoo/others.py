@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.capture.libraries import imported, mean_of, versions
+from calibrate.capture.named import imported, mean_of, versions
 from calibrate.capture.shapes import META, building
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.model.training import Made

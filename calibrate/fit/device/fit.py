@@ -22,8 +22,7 @@ from calibrate.fit.device.kernels import (
     reached,
     reached_bandwidth,
 )
-from calibrate.fit.device.linearised import Fractions, Linearised
-from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
+from calibrate.fit.device.steps import Fractions, Linearised, MeasuredStep, halves, measured_steps
 from calibrate.fit.solve import Floats
 from calibrate.records.device_record import DeviceRecord
 from ddpsim.provenance import Z_80

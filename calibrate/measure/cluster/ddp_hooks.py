@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.measure.clock import Lap
 from calibrate.measure.cluster.plan import Task
 from calibrate.measure.cluster.work import Round, all_at_once
-from calibrate.measure.ddp.log import logged, start_log
+from calibrate.measure.ddp.stepper import logged, start_log
 from calibrate.measure.model.ddp_alone import Looks, alone
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import COPIES_BACK, COPIES_IN

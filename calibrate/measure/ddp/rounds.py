@@ -31,8 +31,7 @@ from calibrate.measure.model.training import (
     told_of_unused,
 )
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
-from calibrate.measure.ranks.launch import local
-from calibrate.measure.ranks.rank import run_rank
+from calibrate.measure.ranks.launch import local, run_rank
 from calibrate.records.record import Environment
 from calibrate.records.rounds import (
     CORES_OF_RANKS,

@@ -13,11 +13,11 @@ from typing import cast
 
 import torch
 
-from calibrate.files import check_writable
+from calibrate.files import check_writable, save_json
+from calibrate.measure.cluster.record_file import is_free
 from calibrate.measure.device.bench import Bench, supported_rates
 from calibrate.measure.device.kernels import convolution, launch, memory, optimizer, product
 from calibrate.measure.device.plan import device_plan
-from calibrate.measure.device.record_file import DeviceRecordFile
 from calibrate.measure.device.steps import (
     compiled,
     grad_scaler,
@@ -27,11 +27,19 @@ from calibrate.measure.device.steps import (
     trace,
 )
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
+from calibrate.measure.host.environment import check_same_environment, device_environment
 from calibrate.measure.host.machine import free_memory_bytes, keep_freed_memory
 from calibrate.measure.model.profile import device_of
 from calibrate.measure.model.training import compute_threads
 from calibrate.measure.ranks.progress import Reporter
-from calibrate.records.device_record import Case, DeviceMeasurement, DeviceRecord, Kind
+from calibrate.records.device_record import (
+    SCHEMA,
+    Case,
+    DeviceMeasurement,
+    DeviceRecord,
+    Kind,
+    load_device_record,
+)
 from calibrate.signals import as_exceptions
 from ddpsim.files import write_atomically
 from ddpsim.scenario.catalog import model_table
@@ -39,7 +47,7 @@ from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.workload.zoo.step import Step, step_of
 
-__all__ = ["DeviceOptions", "measure_device"]
+__all__ = ["DeviceOptions", "DeviceRecordFile", "measure_device"]
 
 _MEMORY_SHARE = 0.25  # of a CPU's free memory; of a GPU's, which nobody shares:
 _MEMORY_SHARE_GPU = 0.9
@@ -64,6 +72,8 @@ _TRACE_S = 15.0
 _LONGEST_REASON = 200  # characters of what torch said
 # of the products' best rate, what steps reach at least, as seen; and passes that a case makes
 _REACHED, _PASSES_OF_CASE = 0.4, 6
+
+_USUAL_BYTES = 4 * 2**30  # assumed of a CPU that does not tell
 
 
 @dataclass(frozen=True)
@@ -235,3 +245,49 @@ def _memory_bytes(case: Case) -> float:
     parameters = int(model_table(case.model)["parameter_count"])
     copies = 4 if case.kind in ("ddp", "sync_batch_norm", "grad_scaler") else 2
     return 4.0 * copies * parameters + _step(case).saved_bytes
+
+
+class DeviceRecordFile:
+    """A record's file on one device; `allocator` says what becomes of memory that is freed."""
+
+    def __init__(self, path: Path, device: torch.device, allocator: str, *, resume: bool) -> None:
+        self._path, self._device, self._resume = path, device, resume
+        self._allocator = allocator
+
+    @property
+    def kept(self) -> str:
+        """What a user is told where the work ends early."""
+        return f"What was measured is in {self._path}; the same command with --resume goes on"
+
+    def first_record(self) -> DeviceRecord:
+        """An empty record, or the one to resume, written; raises MeasureError."""
+        record = self._begun()
+        self.save(record)
+        return record
+
+    def _begun(self) -> DeviceRecord:
+        fresh, path = self._fresh(), self._path
+        if is_free(path, SCHEMA, resume=self._resume):
+            return fresh
+        old = load_device_record(path)
+        check_same_environment(old.environment, fresh.environment, path, here="this machine")
+        return old.model_copy(update={"skipped": {}})
+
+    def _fresh(self) -> DeviceRecord:
+        here = device_environment(self._device, self._allocator)
+        if self._device.type != "cuda":
+            free = free_memory_bytes() or _USUAL_BYTES
+            return DeviceRecord(environment=here, memory_bytes=free)
+        memory = torch.cuda.get_device_properties(self._device).total_memory
+        told_of = None if torch.version.hip else torch.cuda.get_device_capability(self._device)
+        return DeviceRecord(environment=here, memory_bytes=int(memory), capability=told_of)
+
+    def save(self, record: DeviceRecord) -> None:
+        """Write the record whole; raises MeasureError where that fails."""
+        try:
+            save_json(record, self._path)
+        except OSError as error:
+            raise MeasureError(
+                f"{self._path} cannot be written: {error.strerror}. Its last whole version is as "
+                "it was; mend that, and go on with --resume"
+            ) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calibrate.measure.host.inspect import Host, inspect_host
-from calibrate.measure.host.nvidia_smi import Gpu
+from calibrate.measure.host.machine import Gpu
 from ddpsim.wording import counted
 
 __all__ = ["Finding", "Severity", "check_clocks", "clock_offset", "diagnose", "doctor"]

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from calibrate.measure.errors import MeasureError, RefusedError
-from calibrate.measure.host.machine import congestion_control, text_of
-from calibrate.measure.host.nvidia_smi import nvidia_smi
+from calibrate.measure.host.machine import congestion_control, nvidia_smi, text_of
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import PROCESSOR, Environment, Record
 

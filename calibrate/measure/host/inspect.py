@@ -11,12 +11,13 @@ from typing import Literal
 
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.machine import (
+    Gpu,
     congestion_control,
     free_memory_bytes,
+    gpus,
     text_of,
     usable_cores,
 )
-from calibrate.measure.host.nvidia_smi import Gpu, gpus
 
 __all__ = ["Host", "inspect_host"]
 

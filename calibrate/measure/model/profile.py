@@ -49,9 +49,8 @@ from calibrate.measure.model.training import (
 )
 from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.job import Job, taking_part
-from calibrate.measure.ranks.launch import local
+from calibrate.measure.ranks.launch import local, run_rank
 from calibrate.measure.ranks.process_group import process_group
-from calibrate.measure.ranks.rank import run_rank
 from calibrate.records.rounds import OptimizerName
 from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically
@@ -67,6 +66,15 @@ __all__ = [
     "profile_locally",
     "write_profile",
 ]
+
+_STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
+_LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
+_LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward
+_FEWEST_ROUNDS = 6
+_NO_EXPONENT = (
+    "how much the model suffers beside all-reduces is not in this profile (interference_exponent), "
+    "so usual layers stand for it: "
+)
 
 
 class ProfileOptions(Part):
@@ -85,16 +93,6 @@ class ProfileOptions(Part):
     comm_first: bool = Field(
         default=False, description="gloo's threads before compute, if permitted"
     )
-
-
-_STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
-_LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
-_LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward
-_FEWEST_ROUNDS = 6
-_NO_EXPONENT = (
-    "how much the model suffers beside all-reduces is not in this profile (interference_exponent), "
-    "so usual layers stand for it: "
-)
 
 
 def profile(

@@ -23,8 +23,7 @@ from calibrate.files import Part
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, batch_of, compute_threads, prepare
 from calibrate.measure.ranks.job import Job, taking_part
-from calibrate.measure.ranks.launch import local
-from calibrate.measure.ranks.rank import run_rank
+from calibrate.measure.ranks.launch import local, run_rank
 from calibrate.records.rounds import OptimizerName
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 

@@ -1,5 +1,7 @@
 """`local`: start the ranks of a job on this machine, and say which one failed and why.
 
+A rank gets its options from the start, and leaves its last words and an exit code.
+
 Knows nothing of what they do, nor of torch.
 """
 
@@ -11,19 +13,26 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
+from typing import NoReturn
 
-from calibrate.measure.errors import MeasureError, StoppedError
+from calibrate.measure.errors import LostContactError, MeasureError, StoppedError
 from calibrate.measure.host.machine import loopback
-from calibrate.measure.ranks.rank import ENDS_WITH_STARTER, FAILED, LOST
 from calibrate.signals import Ended, as_exceptions, name_of
+from ddpsim.errors import DdpsimError
 
-__all__ = ["free_port", "local"]
+__all__ = ["ENDS_WITH_STARTER", "FAILED", "LOST", "free_port", "local", "run_rank"]
 
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
+
+ENDS_WITH_STARTER = "ends-with-starter"  # argument of a rank whose standard input is held open
+# exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
+FAILED, LOST = 3, 4
 
 
 def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int = 1) -> None:
@@ -149,3 +158,31 @@ def _killed(rank: int, by: int, log: Path) -> str:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
+
+
+def run_rank(task: Callable[[str], object]) -> NoReturn:
+    """Do the task, with its options as JSON from the first argument, and end this process.
+
+    ENDS_WITH_STARTER as the second argument ends it too, once its standard input is closed.
+    """
+    code = 0
+    if sys.argv[2:] == [ENDS_WITH_STARTER]:
+        threading.Thread(target=_end_with_starter, daemon=True).start()
+    if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be what its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        task(sys.argv[1])
+    except DdpsimError as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        code = LOST if isinstance(error, LostContactError) else FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # no clean-up by gloo's threads: they may wait for a dead peer, and what counts is written
+    os._exit(code)
+
+
+def _end_with_starter() -> None:
+    """End this process when the one that started it has ended, which holds standard input open."""
+    while os.read(0, 1):
+        pass
+    os._exit(LOST)

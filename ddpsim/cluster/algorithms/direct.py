@@ -12,8 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
+from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
     from numpy import int64

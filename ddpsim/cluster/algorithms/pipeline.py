@@ -1,6 +1,7 @@
 """Chunks that flow over the edges of a tree, one behind the other: message by message, and exactly.
 
-Sources: nccl src/device/all_reduce.h (what a tree and NVLS send).
+Sources: nccl src/device/all_reduce.h (what a tree and NVLS send), src/graph/trees.cc (which trees);
+Sanders, Speck, Traff 2009 (two trees).
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, two_trees
 from ddpsim.cluster.algorithms.schedule import Message, Schedule, Scheduler
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
+from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
     from numpy import int64
@@ -23,7 +22,17 @@ if TYPE_CHECKING:
 
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = ["AlikePipeline", "Chunks", "Pipeline", "duration_ns", "ends_ns", "side_by_side"]
+__all__ = [
+    "AlikePipeline",
+    "Chunks",
+    "Pipeline",
+    "duration_ns",
+    "edges_by_node",
+    "ends_ns",
+    "leaves_first",
+    "side_by_side",
+    "two_trees",
+]
 
 # assumed sizes of a pipeline's chunks where no others are known: up to 16 as small as the first,
 # then as large as the second
@@ -323,3 +332,51 @@ def duration_ns(pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int) 
 def _distinct(pipelines: tuple[Pipeline, ...]) -> list[Pipeline]:
     """One of those whose edges are alike: a tree and its mirror image take as long."""
     return list({_merged(each, frozenset())[:2]: each for each in pipelines}.values())
+
+
+def edges_by_node(parents: Sequence[Sequence[int]]) -> list[int]:
+    """How many edges leave each node, up and down, in all trees."""
+    leaving = [0] * len(parents[0])
+    for parent in parents:
+        for node, up in enumerate(parent):
+            if up >= 0:
+                leaving[node] += 1
+                leaving[up] += 1
+    return leaving
+
+
+def leaves_first(parent: Sequence[int]) -> list[int]:
+    """Nodes in an order in which each precedes its parent; the root is the last."""
+
+    depth: dict[int, int] = {-1: -1}
+    for node in range(len(parent)):
+        way = [node]
+        while way[-1] not in depth:
+            way.append(parent[way[-1]])
+        for below, up in zip(reversed(way[:-1]), reversed(way), strict=False):
+            depth[below] = depth[up] + 1
+    return sorted(range(len(parent)), key=lambda node: (-depth[node], node))
+
+
+@lru_cache(maxsize=64)
+def two_trees(nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Parents in each tree, -1 at its root: the second is the first mirrored (even) or shifted."""
+    first = [_parent(node, nodes) for node in range(nodes)]
+    second = [-1] * nodes
+    for node, up in enumerate(first):
+        if up < 0:
+            continue
+        if nodes % 2 == 0:
+            second[nodes - 1 - node] = nodes - 1 - up
+        else:
+            second[(node + 1) % nodes] = (up + 1) % nodes
+    return tuple(first), tuple(second)
+
+
+def _parent(node: int, nodes: int) -> int:
+    """In the binary tree whose leaves are the odd nodes (nccl src/graph/trees.cc)."""
+    if node == 0:
+        return -1
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    return up if up < nodes else node ^ bit

@@ -11,10 +11,8 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.ring_time import duration_ns
-from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
+from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler, duration_ns
+from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks

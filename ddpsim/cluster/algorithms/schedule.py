@@ -5,6 +5,9 @@ comes `after` have arrived and those that it is `behind` have left (its sender's
 them). The link is free after `occupies_ns`, and the message arrives after `takes_ns`. The
 collective ends on all ranks together, when the last message has arrived (an approximation: in a
 tree, ranks near the root have their result some hops earlier).
+
+A ring that all ranks join at once needs no messages: the longest ways of
+`ddpsim.cluster.algorithms.max_plus` follow from one period of it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import add
 
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import leaving_ns, step_ns
+from ddpsim.cluster.topology.paths import Link, leaving_ns, step_ns
 
-__all__ = ["Message", "Schedule", "Scheduler"]
+__all__ = ["Message", "Schedule", "Scheduler", "duration_ns"]
+
+_LONGEST_PERIOD = 64  # beyond it arrays are faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +99,37 @@ class Scheduler:
     def schedule(self, ranks: int) -> Schedule:
         """What was collected."""
         return Schedule(ranks, tuple(self.messages))
+
+
+@lru_cache(maxsize=4096)
+def duration_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int) -> int:
+    """Until the last rank has its last chunk."""
+    if len(set(zip(busy_ns, latency_ns, strict=True))) == 1:
+        return steps * (busy_ns[0] + latency_ns[0])
+    if len(busy_ns) > _LONGEST_PERIOD:
+        import numpy as np  # noqa: PLC0415 -- slow to import, and most rings do without
+
+        from ddpsim.cluster.algorithms.max_plus import ring_ends_ns  # noqa: PLC0415
+
+        return int(ring_ends_ns(busy_ns, latency_ns, steps, np.zeros(len(busy_ns)))[0].max())
+    return _longest_way_ns(busy_ns, latency_ns, steps)
+
+
+def _longest_way_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int) -> int:
+    """The first chunk, then ways that move little where links wait for bytes, else stay little."""
+    n, after_first, largest = len(busy_ns), steps - 1, max(busy_ns)
+    busy, latency = 3 * busy_ns, 3 * latency_ns  # beside whole turns no way moves on by two
+    moved = [0, *accumulate(map(add, latency, busy[1:]))]
+    turn, few = moved[n], range(min(after_first, 2 * n - 2) + 1)
+    if turn > n * largest:
+        few = range(max(0, after_first - n + 1), after_first + 1)
+    turns, rest = divmod(few.start, n)
+    longest = 0
+    for first in range(n):
+        begun = busy[first] + turns * turn - moved[first]
+        passed = largest if turns else max(busy[first : first + rest + 1])
+        for end, count in enumerate(few, first + rest):
+            passed = max(passed, busy[end])
+            way = begun + moved[end] + (after_first - count) * passed + latency[end]
+            longest = max(longest, way)
+    return longest

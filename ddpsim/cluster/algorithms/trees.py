@@ -18,8 +18,7 @@ from ddpsim.cluster.algorithms.pipeline import (
     side_by_side,
 )
 from ddpsim.cluster.algorithms.schedule import Schedule
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Ends, Paths, part
+from ddpsim.cluster.topology.paths import Ends, Link, Paths, part
 from ddpsim.scenario.base import ranks_by_node
 
 if TYPE_CHECKING:

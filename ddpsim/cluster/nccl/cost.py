@@ -27,8 +27,7 @@ from ddpsim.cluster.nccl.kernels import (
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us
-from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transfers import (
     REPLICATED,
     SHARDED,

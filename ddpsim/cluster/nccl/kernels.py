@@ -15,7 +15,7 @@ from collections import Counter
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.node_trees import two_trees
+from ddpsim.cluster.algorithms.pipeline import two_trees
 from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_channels
 from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S
 

@@ -4,30 +4,59 @@ A kernel belongs to what the host did when it launched it: inside `Optimizer.*`,
 thread, before the backward or after it. Left out as DDP's own, which the simulation adds: copies
 between gradients and buckets, the buffers' broadcast, collectives. A gradient is ready when its
 `AccumulateGrad` has ended and what was launched until then is done.
+
+The job itself measures how much longer work takes while a collective is in flight: the same kernels
+come in every step and in every layer of a kind; on a CPU, the same operators on inputs of the same
+sizes. Some run beside a collective and some do not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
+from itertools import pairwise
+from statistics import median, median_low
+from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto.events import Lost, TraceEvents
-from ddpsim.importers.kineto.file import TraceFile, read_trace_file
-from ddpsim.importers.kineto.interference import BothWays, both_ways
+from ddpsim.importers.intervals import Intervals
+from ddpsim.importers.kineto.events import Lost, TraceEvents, Window, is_communication, within
+from ddpsim.importers.kineto.file import TIMED, Event, TraceFile, read_trace_file
 from ddpsim.importers.kineto.measured import (
     Gradient,
     KinetoStep,
     MeasuredCollective,
     Piece,
+    StepParts,
     range_of_unlike,
 )
-from ddpsim.importers.kineto.micro_batches import read_whole_step
+from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece", "read_trace"]
+__all__ = [
+    "BothWays",
+    "Gradient",
+    "KinetoStep",
+    "KinetoTrace",
+    "MeasuredCollective",
+    "Piece",
+    "both_ways",
+    "read_trace",
+    "read_whole_step",
+]
+
+_ENOUGH = 3  # of each way, of which a median tells
+_WHOLE = 0.95  # of an event's time beside a collective, or below 1 - that
+
+
+class BothWays(NamedTuple):
+    """Seconds of the work that was done beside a collective, and what it takes alone."""
+
+    beside_s: float = 0.0
+    alone_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -157,3 +186,92 @@ def _check(
             f"says that it is of {_world_size(file)} ranks, but holds no communication; record a "
             "step in which DDP reduces (no no_sync), or a run without torch.distributed",
         )
+
+
+def both_ways(trace: TraceEvents) -> BothWays:
+    """Of all kinds of work that ran both ways, each by its medians."""
+    beside: dict[Hashable, list[float]] = defaultdict(list)
+    alone: dict[Hashable, list[float]] = defaultdict(list)
+    collectives = trace.communication if trace.kernels else _of_gloo(trace)
+    for what, event in _work(trace):
+        length_us = event.end_us - event.start_us
+        share = collectives.within(event.start_us, event.end_us) / length_us if length_us else 0.5
+        if share > _WHOLE:
+            beside[what].append(length_us)
+        elif share < 1 - _WHOLE:
+            alone[what].append(length_us)
+    known = [each for each in beside if min(len(beside[each]), len(alone[each])) >= _ENOUGH]
+    return BothWays(
+        sum(len(beside[each]) * median(beside[each]) for each in known) * 1e-6,
+        sum(len(beside[each]) * median(alone[each]) for each in known) * 1e-6,
+    )
+
+
+def _work(trace: TraceEvents) -> Iterator[tuple[Hashable, Event]]:
+    """Work that may be compared, by what it is."""
+    for kernel in trace.kernels:
+        if not is_communication(kernel):
+            yield (kernel.name, str(kernel.args.get("grid"))), kernel
+    for op in trace.ops if not trace.kernels else ():
+        if op.name in TIMED and op.args.get("Input Dims"):
+            yield (op.name, str(op.args["Input Dims"])), op
+
+
+def _of_gloo(trace: TraceEvents) -> Intervals:
+    return Intervals((op.start_us, op.end_us) for op in trace.ops if op.name.startswith("gloo:"))
+
+
+def read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
+    """A step with all its micro-batches; None if it has no backward.
+
+    Raises ImportFailedError for one whose parts are not micro-batches of one model under DDP.
+    """
+    parts = [read_step(trace, each) for each in _windows(trace, window)]
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return read_step(trace, window)
+    return _joined(trace, window, told) if len(told) > 1 else told[0]
+
+
+def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
+    """One for each call of DDP's forward that follows a backward; a batch belongs to the next."""
+    forwards = [op for op in within(trace.ops, window) if op.name == DDP_FORWARD]
+    marks_us = [window.start_us]
+    for first, second in pairwise(forwards):
+        between = Window("", first.start_us, second.start_us)
+        ends_us = [op.end_us for op in within(trace.accumulated, between)]
+        if not ends_us:
+            continue
+        ended_us = max(ends_us)
+        loads_us = trace.loader.starts
+        first_load = bisect_left(loads_us, ended_us)
+        marks_us.append(min([*loads_us[first_load : first_load + 1], second.start_us]))
+    for start_us, end_us in pairwise([*marks_us, window.end_us]):
+        yield Window(window.name, start_us, end_us)
+
+
+def _joined(trace: TraceEvents, window: Window, parts: Sequence[KinetoStep]) -> KinetoStep:
+    """The last one, with the others before it and the optimizer's work of all."""
+    if unlike := range_of_unlike(len(part.gradients) for part in parts):
+        raise ImportFailedError(
+            trace.name,
+            f"{window.name} runs forwards and backwards of {unlike} gradients; record steps whose "
+            "micro-batches are alike",
+        )
+    *earlier, last = parts
+    optimizers = [part.optimizer for part in parts]
+    length_s = sum(part.length_s for part in parts)
+    return replace(
+        last,
+        length_s=length_s,
+        lasts_s=length_s,
+        start_s=parts[0].start_s,
+        optimizer=Piece(*map(sum, zip(*optimizers, strict=True))),
+        collectives=tuple(each for part in parts for each in part.collectives),
+        loader_s=sum(part.loader_s for part in parts),
+        beside_comm_s=sum(part.beside_comm_s for part in parts),
+        reads=sum(part.reads for part in parts),
+        ddp_host_s=sum(part.ddp_host_s for part in parts),
+        parts=StepParts(*map(sum, zip(*(part.parts for part in parts), strict=True))),
+        earlier=tuple(replace(part, optimizer=Piece(0.0, 0.0)) for part in earlier),
+    )

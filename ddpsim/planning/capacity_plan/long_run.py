@@ -17,9 +17,8 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import pauses_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.provenance import Provenance
-from ddpsim.reliability.closed_form import daly_interval_s
 from ddpsim.reliability.many_runs import Draws, Runs, simulate_runs
-from ddpsim.reliability.operation import CAUSES, Operation
+from ddpsim.reliability.operation import CAUSES, Operation, daly_interval_s
 from ddpsim.result.capacity import LongRun, Money, Remedy
 from ddpsim.result.model import Distribution, Result
 from ddpsim.result.training import Pause, paused_s

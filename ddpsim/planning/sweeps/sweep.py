@@ -14,8 +14,7 @@ from typing import Any
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.files import open_regular
-from ddpsim.planning.sweeps.computation import Computation
-from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
+from ddpsim.planning.sweeps.computation import THIS_PROCESS, Computation, Workers
 from ddpsim.planning.sweeps.grid import Axis, Grid
 from ddpsim.planning.sweeps.journal import Journal, Outcome
 from ddpsim.prediction.api import checked_job, predicted

@@ -17,9 +17,8 @@ pytest.importorskip("torch", reason="a capture runs torch")
 from torch import nn
 
 from calibrate.capture.capture import capture
-from calibrate.capture.document import render
+from calibrate.capture.document import Inexact, fit, render, value_at
 from calibrate.capture.named import source_of
-from calibrate.capture.polynomials import Inexact, fit, value_at
 from calibrate.capture.record import record
 from calibrate.capture.sources import Source, function_source
 from calibrate.cli import app

@@ -14,8 +14,7 @@ from outcome import Outcome
 pytest.importorskip("scipy", reason="fitting needs scipy")
 
 from calibrate.fit.device.fit import errors_of_halves, fit_device
-from calibrate.fit.device.linearised import Fractions, Linearised
-from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
+from calibrate.fit.device.steps import Fractions, Linearised, MeasuredStep, halves, measured_steps
 from calibrate.records.device_record import (
     Case,
     DeviceMeasurement,

@@ -21,9 +21,8 @@ from measured.made_measurements import (
 
 from calibrate.fit.next_measurement import Target, show_next
 from calibrate.fit.profile import fit_all_reduce, fit_logs, fit_profile, samples_of_logs
-from calibrate.fit.residuals import residual_table, write_residual_figure
 from calibrate.fit.samples import FitError, Sample
-from calibrate.fit.show import data_loaders, show
+from calibrate.fit.show import data_loaders, residual_table, show, write_residual_figure
 from calibrate.records.record import Measurement
 from ddpsim.importers.all_reduce import AllReduceLog
 

@@ -22,8 +22,7 @@ from calibrate.cli import _is_first
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host.environment import Facts, check_same
 from calibrate.measure.ranks.job import _told, join, read_place
-from calibrate.measure.ranks.launch import _problem, free_port
-from calibrate.measure.ranks.rank import FAILED, LOST
+from calibrate.measure.ranks.launch import FAILED, LOST, _problem, free_port
 from calibrate.records.record import load_record
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from measured.rounds_jobs import VARIANTS, run_job, run_ranks
 
-from calibrate.measure.ranks.rank import LOST
+from calibrate.measure.ranks.launch import LOST
 from calibrate.records.rounds import ALONE_PER_ROUND, RoundOptions, Variant, load_rounds
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.validate.step_phases import Phases, usual_phases
+from calibrate.validate.steady_step import Phases, usual_phases
 from ddpsim.result.timeline import RankTimeline, Span, Timeline
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from calibrate.measure.cluster import work
 from calibrate.measure.ddp.rounds import measure_rounds
-from calibrate.measure.ranks.rank import run_rank
+from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.rounds import RoundOptions
 
 work._LAYERS["cpu"] = (4, 128, 32)

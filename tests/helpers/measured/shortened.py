@@ -12,7 +12,7 @@ from dataclasses import replace
 from calibrate.measure.cluster import interference, work
 from calibrate.measure.cluster.plan import MIB, Options, Task, default_plan
 from calibrate.measure.cluster.session import measure
-from calibrate.measure.ranks.rank import run_rank
+from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.record import HALF, Layout
 
 work._LAYERS["cpu"] = (4, 128, 32)

@@ -10,7 +10,7 @@ import torch
 from models.small_models import BATCH, Case
 from torch import Tensor, nn
 
-from calibrate.capture.libraries import imported
+from calibrate.capture.named import imported
 
 __all__ = ["LIBRARY_MODELS"]
 

@@ -10,7 +10,7 @@ from shipped_scenarios import load as scenario
 
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.planning.capacity_plan.samples_needed import read_steps_by_batch
+from ddpsim.planning.capacity_plan.question import read_steps_by_batch
 from ddpsim.report.capacity.plan import render_plan
 
 TABLE = "batch,steps\n256,4000\n1024,1100\n4096,500\n"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sweep_of_caps import BIG, expected_csv, swept
 
-from ddpsim.planning.sweeps.executors import ExecutorError, Workers, dask_workers, local_workers
+from ddpsim.planning.sweeps.computation import ExecutorError, Workers, dask_workers, local_workers
 from ddpsim.planning.sweeps.journal import Journal
 from ddpsim.report.sweep import render_csv
 
@@ -69,7 +69,7 @@ def test_a_point_that_kills_its_worker_is_reported(tmp_path: Path) -> None:
 
 
 def test_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpsim.planning.sweeps.executors._WORTH_S", 0.0)
+    monkeypatch.setattr("ddpsim.planning.sweeps.computation._WORTH_S", 0.0)
     assert swept(CAPS, LINKS, workers=local_workers(2)) == swept(CAPS, LINKS)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jobs.random_jobs import models
 
 from ddpsim.cluster.cost import LinkCost
-from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Link
 from ddpsim.cluster.transfers import TURNS
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run

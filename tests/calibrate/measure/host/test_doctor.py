@@ -13,8 +13,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 from calibrate.measure.host.doctor import diagnose
 from calibrate.measure.host.inspect import Host, inspect_host
-from calibrate.measure.host.machine import free_memory_bytes
-from calibrate.measure.host.nvidia_smi import Gpu
+from calibrate.measure.host.machine import Gpu, free_memory_bytes
 from calibrate.measure.ranks.launch import free_port
 
 GLOO = Host(
