@@ -29,14 +29,13 @@ from calibrate.cli_options import (
 )
 from calibrate.cli_profile import fit, import_nccl_tests, restart, show
 from calibrate.files import HTML, check_outputs, save_json
-from calibrate.records.rounds import RoundOptions, Variant
+from calibrate.records.rounds import RoundOptions
+from calibrate.records.variant import Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.errors import printable
 from ddpsim.files import write_atomically
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA
-
-__all__ = ["app", "main"]
 
 _LONGEST_S = 1e6  # of a budget: days
 _STOPPED = 130  # as typer has it where nobody tells of Ctrl-C: 128, and SIGINT

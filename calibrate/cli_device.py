@@ -12,8 +12,6 @@ from calibrate.cli_options import Output
 from calibrate.files import check_outputs, name_as_text, save_json
 from ddpsim.files import write_atomically
 
-__all__ = ["capture", "device", "fit_device"]
-
 _LONGEST_S = 1e6  # of a budget: days
 
 

@@ -19,26 +19,6 @@ from ddpsim.scenario.suggest import in_own_words
 from ddpsim.settings import split_values
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
-__all__ = [
-    "Batch",
-    "Function",
-    "Fused",
-    "Layouts",
-    "LineRate",
-    "Local",
-    "Operations",
-    "Optimizer",
-    "Output",
-    "Variants",
-    "bucket_cap_mb",
-    "bytes_per_s",
-    "check_ranks_devices",
-    "layouts",
-    "memory_bytes",
-    "operations",
-    "variants_of",
-]
-
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
 Function = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")

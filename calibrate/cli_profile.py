@@ -22,8 +22,6 @@ from calibrate.cli_options import (
 from calibrate.files import HTML, check_outputs, name_as_text, save_json
 from ddpsim.importers.profiles.cluster import SCHEMA, ClusterProfile
 
-__all__ = ["fit", "import_nccl_tests", "restart", "show"]
-
 
 def fit(
     records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],

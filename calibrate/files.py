@@ -18,18 +18,6 @@ from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.files import open_regular, read_regular, write_atomically
 from ddpsim.importers.text import parsed
 
-__all__ = [
-    "HTML",
-    "FileName",
-    "Part",
-    "check_outputs",
-    "check_writable",
-    "load_json",
-    "name_as_text",
-    "rescued",
-    "save_json",
-]
-
 HTML = "HTML"
 _LARGEST_BYTES = 2**28
 _BEGIN = 4096  # bytes that tell what a file holds

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from calibrate.capture.shapes import tensors
 
-__all__ = ["Block", "Kept", "block_names"]
-
 _NUMBERED = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
 
 

@@ -33,8 +33,6 @@ from calibrate.measure.model.training import Made
 from calibrate.measure.model.user_code import users_own_errors
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
-__all__ = ["capture"]
-
 _FIT_BATCHES = (2, 3)
 _CHECK_BATCH = 5
 _ALWAYS: tuple[Recorded, ...] = ("fp32", "amp")  # "half": where the code runs in it

@@ -23,8 +23,6 @@ from torch.utils._pytree import tree_leaves
 from calibrate.capture.describe import names_of
 from calibrate.capture.recurrent import RECURRENT, cudnn_rnn
 
-__all__ = ["cuda_operators"]
-
 aten = torch.ops.aten
 _KEY = "AutocastIPU"  # of no device that torch 2.11 to 2.13 has kernels for
 _KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))  # noqa: SLF001

@@ -15,8 +15,6 @@ from calibrate.capture.recurrent import backward_operators, forward_operators
 from calibrate.capture.shapes import operands
 from ddpsim.workload.operators import Kind, Operator
 
-__all__ = ["describe", "names_of"]
-
 
 def names_of(words: str) -> frozenset[str]:
     """Names in a text."""

@@ -17,23 +17,6 @@ from torch import Tensor, nn
 from calibrate.capture.record import Recording
 from ddpsim.workload.operators import Operator
 
-__all__ = [
-    "Columns",
-    "Document",
-    "Inexact",
-    "Point",
-    "Polynomial",
-    "Steps",
-    "StructureChanges",
-    "fit",
-    "parameter_columns",
-    "render",
-    "same_structure",
-    "step_columns",
-    "tensor_columns",
-    "value_at",
-]
-
 Document = dict[str, Any]
 Point = tuple[int, int]  # batch and size
 

@@ -23,8 +23,6 @@ from calibrate.measure.model.user_code import find_function, said_of, users_own_
 from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
 
-__all__ = ["image_source", "imported", "mean_of", "source_of", "token_source", "versions"]
-
 _LARGEST_BYTES = 2**24  # of a configuration
 _TOKENS = 1024  # of a sample, where a configuration allows more
 

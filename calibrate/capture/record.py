@@ -20,8 +20,6 @@ from ddpsim.workload.operators import Operator
 
 _CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch 2.1 and later
 
-__all__ = ["Recorded", "Recording", "record", "trained_parameters"]
-
 Recorded = Literal["fp32", "amp", "half"]
 Row = list[Operator]
 

@@ -16,15 +16,6 @@ from torch import Tensor
 
 from ddpsim.workload.operators import Operator
 
-__all__ = [
-    "RECURRENT",
-    "backward_operators",
-    "backward_shapes",
-    "cudnn_rnn",
-    "forward_operators",
-    "forward_shapes",
-]
-
 aten = torch.ops.aten
 # cudnnRNNMode_t, and cuDNN's name of each layer that ATen has
 RECURRENT = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "lstm.input": 2, "gru.input": 3}

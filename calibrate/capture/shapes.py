@@ -24,18 +24,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.recurrent import backward_shapes, forward_shapes
 
-__all__ = [
-    "META",
-    "NoValuesError",
-    "Shapes",
-    "building",
-    "drop_memory",
-    "operands",
-    "tensors",
-    "without_memory",
-    "without_values",
-]
-
 META = torch.device("meta")
 _TORCH = Path(torch.__file__).parent
 _TORCHS_OWN = ("aten", "prims", "prim")

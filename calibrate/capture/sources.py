@@ -16,8 +16,6 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import SIZES, Made, checked
 from calibrate.measure.model.user_code import find_function, users_own_errors
 
-__all__ = ["Sizes", "Source", "batch_of", "function_source", "of_batch"]
-
 SizeKey = Literal["seq_len", "image_size"]
 _STRIDE = 32  # of most convolutional networks as a whole: images of other sizes are padded
 

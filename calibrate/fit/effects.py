@@ -31,8 +31,6 @@ from calibrate.records.record import (
 from ddpsim.importers.profiles.cluster import CopyIn, Fitted, Jitter, NarrowProducts, Overheads
 from ddpsim.units import format_bytes
 
-__all__ = ["fit_jitter", "fit_overheads", "overhead_warnings"]
-
 _LEAST_ITERATIONS = 30  # of jitter, a rank
 _COPIES: tuple[tuple[Kind, str], ...] = (
     ("device_copy", "alone"),

@@ -16,28 +16,6 @@ from calibrate.fit.solve import Floats, nonnegative
 from calibrate.records.record import Measurement
 from ddpsim.importers.profiles.cluster import Fitted
 
-__all__ = [
-    "MEDIAN_ERROR",
-    "SIGNIFICANT",
-    "ZERO",
-    "adding_up",
-    "at_least",
-    "at_most",
-    "averaged",
-    "difference",
-    "error",
-    "least_squares",
-    "line",
-    "mad_sigma",
-    "median_time",
-    "pooled",
-    "ratio",
-    "shares_kept",
-    "shifted",
-    "trimmed_mean",
-    "usual_time",
-]
-
 ZERO = Fitted(value=0.0)
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean

@@ -31,8 +31,6 @@ from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 
-__all__ = ["fit_gloo", "fit_half", "fit_rested"]
-
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
 _GRID = 50
 LEAST_SIZES = 5  # of messages: as many as there are figures

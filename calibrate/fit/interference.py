@@ -32,8 +32,6 @@ from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.importers.profiles.cluster import ComputeKept, Fitted, Interference, MeasuredTime
 from ddpsim.units import NS_PER_S
 
-__all__ = ["fit_interference"]
-
 _LAW_ERROR = 0.02
 _ONE = Fitted(value=1.0)
 _MIDDLE_80 = 2.563  # standard deviations between the 10th and the 90th percentile

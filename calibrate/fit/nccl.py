@@ -33,9 +33,6 @@ from ddpsim.importers.profiles.nccl import (
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S, Architecture
 
-__all__ = ["LEAST_SIZES", "fit_nccl", "rows_of"]
-
-
 LEAST_SIZES = 5  # of messages, a layout
 _BYTES = range(1024, 2**30 + 1)  # other messages tell no more
 # of a GPU's usual bandwidth: less is another path; messages that tell of it; what PCIe has not

@@ -22,18 +22,6 @@ from ddpsim.cluster.nccl.tuner import Choice
 from ddpsim.cluster.transfers import Operation
 from ddpsim.importers.profiles.nccl import NcclSetting
 
-__all__ = [
-    "NOISE_VARIANCE",
-    "Fitted",
-    "Row",
-    "fitted",
-    "linear",
-    "log_time",
-    "pooled_figures",
-    "precision",
-]
-
-
 _SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
 _MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
 _NUDGE = 0.05  # of a logarithm, for a derivative

@@ -29,8 +29,6 @@ from ddpsim.provenance import Z_80
 from ddpsim.units import MIB
 from ddpsim.wording import counted, ranks
 
-__all__ = ["Step", "Target", "next_measurements", "show_next"]
-
 Layout = tuple[int, int]
 
 _KIB = 1024

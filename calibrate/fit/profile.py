@@ -28,15 +28,6 @@ from ddpsim.importers.profiles.cluster import (
 from ddpsim.units import format_bytes
 from ddpsim.wording import counted
 
-__all__ = [
-    "NOT_STATED",
-    "fit_all_reduce",
-    "fit_logs",
-    "fit_profile",
-    "samples_of_logs",
-    "samples_of_records",
-]
-
 NOT_STATED = "not stated in the logs"
 _OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
 _QUIET = 0.05  # of a log's two times of a size: other days differ by as much

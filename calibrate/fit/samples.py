@@ -26,21 +26,6 @@ from ddpsim.importers.measured import Layout, Operation, OtherCollectiveError, n
 from ddpsim.importers.profiles.cluster import Correlated, MeasuredSigma, MeasuredTime, ValidRange
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = [
-    "LEAST_BUCKET_BYTES",
-    "Fit",
-    "FitError",
-    "Logs",
-    "Sample",
-    "find",
-    "fitted_sigma",
-    "measured",
-    "measured_sigma",
-    "read_logs",
-    "relative_residuals",
-    "valid_range",
-]
-
 _CORRELATED = 0.9
 LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
 _ENOUGH = 3

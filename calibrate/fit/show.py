@@ -21,15 +21,6 @@ from ddpsim.provenance import Z_80
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = [
-    "correlated",
-    "data_loaders",
-    "not_measured",
-    "residual_table",
-    "show",
-    "write_residual_figure",
-]
-
 _LEAST_SHOWN = 0.01  # of a hypothesis' weight
 _EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate

@@ -12,17 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ROBUST",
-    "Floats",
-    "Residuals",
-    "Solution",
-    "nonnegative",
-    "polish",
-    "robust_cost",
-    "solve",
-]
-
 Floats = npt.NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
 

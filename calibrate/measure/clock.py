@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Clock", "Lap", "Mark", "no_collection"]
-
 Mark = float | torch.cuda.Event
 _CYCLES_PER_S = 3e9  # no GPU's clock is faster
 

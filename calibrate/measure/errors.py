@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from ddpsim.errors import DdpsimError
 
-__all__ = ["LostContactError", "MeasureError", "RefusedError", "StoppedError", "first_line"]
-
-
 _LAST_ERROR = "Last error:"  # ProcessGroupNCCL.cpp; the line after it says what
 
 

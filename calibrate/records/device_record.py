@@ -17,15 +17,6 @@ from calibrate.records.record import Environment
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 
-__all__ = [
-    "SCHEMA",
-    "Case",
-    "DeviceMeasurement",
-    "DeviceRecord",
-    "Kind",
-    "load_device_record",
-]
-
 SCHEMA = "ddpsim.device-record/1"
 Seconds = Annotated[float, Field(ge=0)]
 

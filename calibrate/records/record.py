@@ -13,25 +13,6 @@ from pydantic import Field
 
 from calibrate.files import Part, load_json
 
-__all__ = [
-    "COPIES_BACK",
-    "COPIES_IN",
-    "HALF",
-    "IN_A_ROW",
-    "LAYER",
-    "NARROW_RANKS",
-    "PROCESSOR",
-    "RESTED",
-    "SCHEMA",
-    "TOGETHER",
-    "WORKS",
-    "Environment",
-    "Layout",
-    "Measurement",
-    "Record",
-    "load_record",
-]
-
 SCHEMA = "ddpsim.record/1"
 # compute, as variants name it, the most telling first: the two passes of a layer, or bound by
 # arithmetic, or by bandwidth

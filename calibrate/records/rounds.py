@@ -27,29 +27,6 @@ from calibrate.records.variant import CAPS, Variant
 from ddpsim.errors import ImportFailedError
 from ddpsim.wording import counted
 
-__all__ = [
-    "ALONE_PER_ROUND",
-    "CAPS",
-    "CORES_OF_RANKS",
-    "AllReduceSamples",
-    "Alone",
-    "Beside",
-    "Logged",
-    "OptimizerName",
-    "Parameter",
-    "RoundOptions",
-    "Rounds",
-    "Runs",
-    "Samples",
-    "Steps",
-    "Variant",
-    "VariantSamples",
-    "load_rounds",
-    "rank_medians",
-    "save_rounds",
-    "slowest",
-]
-
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
 _FEW = 5
 ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise

@@ -12,8 +12,6 @@ from calibrate.files import Part
 from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.scenario.options.zero_redundancy import HookName
 
-__all__ = ["CAPS", "DDP", "SHARDED", "CommHook", "StrategyName", "Variant"]
-
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 CommHook = Literal["none", "fp16_compress", "bf16_compress", "powerSGD"]
 StrategyName = Literal[

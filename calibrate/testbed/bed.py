@@ -14,8 +14,6 @@ from calibrate.testbed.network import address, build, host_namespace, keep, remo
 from calibrate.testbed.processes import HostOutput, OnLine, run_together
 from calibrate.testbed.state import State, this_process
 
-__all__ = ["Testbed"]
-
 MASTER_PORT = 29500  # torch's own; the first host's ports are all free
 
 

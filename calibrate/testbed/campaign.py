@@ -21,12 +21,11 @@ from pathlib import Path
 
 from calibrate.measure.cluster.plan import Options
 from calibrate.records.record import Kind
-from calibrate.records.rounds import CAPS, RoundOptions, Variant
+from calibrate.records.rounds import RoundOptions
+from calibrate.records.variant import CAPS, Variant
 from calibrate.testbed.bed import Testbed
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate.machine_speed import slowness
-
-__all__ = ["MODELS", "Campaign", "main"]
 
 MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp", "mixer")
 _GBIT = 1e9 / 8  # bytes

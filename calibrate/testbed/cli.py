@@ -11,8 +11,6 @@ import typer
 from ddpsim.cli import new_app, parsed
 from ddpsim.units import format_bytes_per_s, parse_bytes_per_s
 
-__all__ = ["app"]
-
 _HELP = """A real, bandwidth-limited network on this machine: Linux, root and iproute2.
 
 \b

@@ -10,8 +10,6 @@ from __future__ import annotations
 from calibrate.signals import name_of
 from ddpsim.errors import DdpsimError
 
-__all__ = ["HostFailedError", "TestbedError"]
-
 _LINES = 20  # of stderr in the message; the whole of it is in `stderr`
 
 

@@ -45,8 +45,6 @@ from calibrate.testbed.state import (
     save,
 )
 
-__all__ = ["address", "build", "host_namespace", "keep", "present", "remove", "take_down"]
-
 MOST_HOSTS = 250  # their addresses are one /24
 _CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 _RECEIVING_CORES = "/sys/class/net/{device}/queues/rx-0/rps_cpus"

@@ -16,8 +16,6 @@ from typing import IO, Literal
 
 from calibrate.testbed.errors import HostFailedError, TestbedError
 
-__all__ = ["HostOutput", "OnLine", "run_together"]
-
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 # Python sees a signal that comes in the instant before a wait begins only when the wait returns
 LOOK_S = 0.2

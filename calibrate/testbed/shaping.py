@@ -21,8 +21,6 @@ from pathlib import Path
 
 from calibrate.testbed.errors import TestbedError
 
-__all__ = ["burst_bytes", "check_rate", "tbf_arguments"]
-
 LATENCY_S = 0.020  # a packet waits no longer than this in the queue, else it is dropped
 SMALLEST_BURST_BYTES = 131_072  # twice the largest packet that a veth hands on
 

@@ -19,8 +19,6 @@ from pydantic import Field, ValidationError
 from calibrate.files import Part, save_json
 from calibrate.testbed.errors import TestbedError
 
-__all__ = ["Owner", "State", "forget", "load_states", "locked", "save", "this_process"]
-
 FOLDER = Path("/run/ddpsim")
 _SUFFIX = ".testbed.json"
 

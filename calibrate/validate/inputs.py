@@ -28,8 +28,6 @@ from ddpsim.scenario.catalog import device_names
 from ddpsim.scenario.catalog import resolve as resolve_preset
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
-__all__ = ["Inputs", "check_cluster", "model_profile", "rank_factors"]
-
 
 @dataclass(frozen=True)
 class Inputs:

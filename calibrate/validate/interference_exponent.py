@@ -9,8 +9,6 @@ from calibrate.fit.estimates import at_most, averaged, shares_kept, usual_time
 from calibrate.records.rounds import Beside, Samples
 from ddpsim.importers.profiles.cluster import Fitted
 
-__all__ = ["interference_exponent", "profile_keys"]
-
 _KNOWN = 0.1  # a larger standard error tells nothing: a slow network hardly slows down any compute
 _LEAST_LOST = 1e-3
 

@@ -14,15 +14,6 @@ from typing import TypeVar
 from calibrate.records.record import LAYER, WORKS, Record, load_record
 from calibrate.records.rounds import Rounds, load_rounds, slowest
 
-__all__ = [
-    "LAYER_ALONE",
-    "bare_compute_s",
-    "bare_rounds_s",
-    "layer_s",
-    "slowness",
-    "times_the_least",
-]
-
 LAYER_ALONE = f"{LAYER} alone"
 _ALONE = tuple(f"{work} alone" for work in WORKS)
 _Name = TypeVar("_Name")

@@ -12,8 +12,6 @@ from calibrate.validate.summary import headlines, warnings
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.report.page.shell import render
 
-__all__ = ["page"]
-
 _PAGE = """{% extends "shell.html" %}
 {% block body %}
 <h1>{{ title }}</h1>

@@ -14,19 +14,8 @@ from pydantic import Field
 
 from calibrate.files import Part
 from calibrate.fit.estimates import SIGNIFICANT
-from calibrate.records.rounds import Variant
+from calibrate.records.variant import Variant
 from ddpsim.result.sweep import FLAT
-
-__all__ = [
-    "SCHEMA",
-    "Case",
-    "Figures",
-    "Split",
-    "Sweep",
-    "Term",
-    "Validation",
-    "figures_of",
-]
 
 SCHEMA: Literal["ddpsim.validation/4"] = "ddpsim.validation/4"
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts

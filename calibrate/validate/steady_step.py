@@ -30,8 +30,6 @@ from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import Kind, Timeline
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Phases", "run_sigma", "run_times", "steady_time", "usual_phases", "with_pooled_noise"]
-
 _LEAST_ROUNDS = 10  # fewer tell no slope
 
 _FORWARD: frozenset[Kind] = frozenset(("data_wait", "stall", "forward", "buffers"))

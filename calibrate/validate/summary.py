@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from calibrate.validate.report import Case, Figures, Validation
 from ddpsim.wording import counted
 
-__all__ = ["headlines", "summary", "warnings"]
-
 
 def summary(validation: Validation) -> str:
     """The figures and every case, as text."""

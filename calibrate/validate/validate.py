@@ -42,8 +42,6 @@ from ddpsim.progress import stage
 from ddpsim.result.model import Result
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["validate"]
-
 _FEWEST_ROUNDS = 3
 
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
     from ddpsim.importers.profiles.cluster import ClusterProfile
 
-__all__ = ["build_network", "with_sent_sizes"]
-
 _NEGLIGIBLE = 0.01
 _TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)

@@ -27,16 +27,6 @@ from ddpsim.units import format_bytes, to_ns
 if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
 
-__all__ = [
-    "AllReduceLogCost",
-    "CollectiveCost",
-    "LinkCost",
-    "ScheduledCost",
-    "SingleRankCost",
-    "interpolated_s",
-    "slowest_of",
-]
-
 _LATENCY_BYTES = 1024  # up to here an all-reduce takes its latency (assumed)
 _ONE_WAY: tuple[Operation, ...] = ("broadcast", "reduce")
 _OF_SHARDS: dict[tuple[str, Operation], str] = {

@@ -21,8 +21,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 from ddpsim.wording import counted
 
-__all__ = ["describe_cluster", "describe_tuning"]
-
 _DRAWN_NODES = 3
 _DRAWN_GPUS = 8
 _WIDTH = 100

@@ -24,14 +24,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import MIB
 from ddpsim.wording import counted
 
-__all__ = [
-    "LinkUncertainty",
-    "broadcast_way",
-    "links_are_stated",
-    "nccl_cost",
-    "network_from_links",
-]
-
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_NETWORK = Uncertainty(0.83, "presets of devices against 8 published sweeps of nodes")
 # set by hand: 0.7 holds 11 of 13 published rates. The other: where nobody says whose cloud it is,

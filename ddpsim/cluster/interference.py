@@ -21,11 +21,6 @@ from ddpsim.cluster.transfers import (
 )
 from ddpsim.units import NS_PER_S, to_ns
 
-__all__ = [
-    "InterferingCost",
-    "Kept",
-]
-
 
 class Kept(NamedTuple):
     """The share of its speed that compute keeps beside so many bytes a second of messages.

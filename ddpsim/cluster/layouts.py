@@ -11,8 +11,6 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.host import Host
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Layout", "joined", "laid_out", "with_replicas"]
-
 _MNNVL_FROM = 20  # minor version of NCCL 2 (src/mnnvl.cc)
 
 

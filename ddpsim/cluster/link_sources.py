@@ -18,17 +18,6 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = [
-    "NOT_USED",
-    "WAYS",
-    "algorithm_choices",
-    "bottleneck",
-    "link_provenance",
-    "preset_source",
-    "rate_is_stated",
-    "sockets_in_words",
-]
-
 WAYS = {
     "NVL": "over an NVLink bridge",
     "PXB": "peer to peer under a PCIe switch",

@@ -21,22 +21,6 @@ from ddpsim.units import format_bytes, to_ns
 if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
 
-__all__ = [
-    "EXTRAPOLATED_LOG",
-    "LOG",
-    "LOGS",
-    "OTHER_GPUS",
-    "CheckedLog",
-    "Logged",
-    "ShardLogCost",
-    "at_least",
-    "checked_log",
-    "is_logged",
-    "not_in_shard_logs",
-    "with_shard_logs",
-    "without_shard_logs",
-]
-
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
 OTHER_GPUS = Uncertainty(0.20, "assumed: a log of other GPUs")

@@ -16,8 +16,6 @@ from ddpsim.errors import InputError
 from ddpsim.scenario.cluster import OF_UNEQUAL_NODES
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Sent", "mesh_of", "with_groups", "with_sent_in_groups"]
-
 Sent = tuple[Operation, int]  # a collective and its bytes
 
 _OF_ALL_RANKS = (*LOGS, "profile", "weak_links", "other_nodes", "background")

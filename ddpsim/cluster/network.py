@@ -10,12 +10,6 @@ from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.transfers import SHARDED, Operation, ProcessGroup
 from ddpsim.provenance import Provenance, Uncertainty
 
-__all__ = [
-    "NO_TRAFFIC",
-    "Network",
-    "Traffic",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:

@@ -10,8 +10,6 @@ from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer
 
-__all__ = ["GroupedCost", "Mesh", "cost_of", "interfering"]
-
 
 class Mesh(NamedTuple):
     """Ranks in groups: `ranks` in all, node by node.

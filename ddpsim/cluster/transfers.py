@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
-__all__ = [
-    "LEAST_KEPT",
-    "MOST_SLOWED",
-    "NO_INTERFERENCE",
-    "REPLICATED",
-    "SHARDED",
-    "TURNS",
-    "Interference",
-    "Operation",
-    "ProcessGroup",
-    "RingTransfer",
-    "ScheduledTransfer",
-    "Slowing",
-    "Transfer",
-    "WholeTransfer",
-    "duration_ns",
-]
-
 # in torch's words; a cost model says which of them it knows (CollectiveCost.operations)
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce", "send"]
 REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast", "reduce"})

@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.environment import Environment
     from ddpsim.scenario.links import InterNode
 
-__all__ = [
-    "BY_TABLE",
-    "PROXY_BYTES_PER_S",
-    "TRANSPORTS",
-    "Carrier",
-    "declared_us",
-    "hop_s",
-    "message_s",
-    "nic_bytes_per_s",
-    "opened_by_nccl",
-    "sockets_bytes_per_s",
-]
-
 BY_TABLE = ("rdma", "slingshot")  # whose hops NCCL's tables have, or multiples of them
 _CHANNELS_A_NIC = 2  # at least, each with its own connections (nccl src/graph/connect.cc)
 # without helper threads one thread of NCCL's copies what all connections of a NIC send and receive:

@@ -13,8 +13,6 @@ from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
 
-__all__ = ["quickened", "waits_for_latency", "widened"]
-
 
 def widened(network: Network, factor: float) -> Network | None:
     """A network whose links have `factor` times the bandwidth; NCCL's choices stay.

@@ -26,18 +26,6 @@ from ddpsim.scenario.device import SLOT_BYTES_PER_S
 from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, LinkKind, near_a_part
 from ddpsim.units import format_bytes_per_s, format_duration
 
-__all__ = [
-    "Kind",
-    "Wires",
-    "environment_of",
-    "inside",
-    "latency_s",
-    "link_of",
-    "network_rate",
-    "rate_of",
-    "unlike_nodes",
-]
-
 Kind = Literal["intra_node", "inter_node"]
 NicRate = Callable[[InterNode], float]
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}

@@ -25,8 +25,6 @@ from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["PEER_TRANSPORTS", "Case", "Change"]
-
 PEER_TRANSPORTS = ("P2P", "PXB")  # of NCCL, from GPU to GPU
 _STEPS = 3  # of a run with other traffic
 _FILES = {"workload": ("profile", "trace", "parameters"), "cluster": (*LOGS, "profile")}

@@ -12,8 +12,6 @@ from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.result.diagnosis import CheckToRun, Outcome, Predicted
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["CHECKS", "Check", "Suspect", "cheapest"]
-
 _ENOUGH = 0.6  # of what the best check would tell
 _LEAST_BITS = 0.02
 _ALIKE = 1.3  # times as long, of two predicted times that a check does not tell apart

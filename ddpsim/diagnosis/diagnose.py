@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from ddpsim.result.model import Result
     from ddpsim.scenario.schema import Scenario
 
-__all__ = ["diagnose", "judge"]
-
 _LIKELY = 0.02  # of a cause that is worth simulating once more for what else it predicts
 _FAR = log(1.5)  # of a step from the measured one, by its logarithm
 _NO_WAIT = 0.02  # of a step: no loader is to blame

@@ -12,8 +12,6 @@ from ddpsim.diagnosis.option_hypotheses import DEBUGGING, OPTIONS
 from ddpsim.diagnosis.own_work import COMPUTE, DATA
 from ddpsim.result.diagnosis import HEALTHY
 
-__all__ = ["HYPOTHESES", "NOTHING", "UNKNOWN", "UNKNOWN_ODDS", "asked", "explained"]
-
 UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from ddpsim.diagnosis.case import Case, Change
 
-__all__ = ["FactName", "Hypothesis", "scaled", "set_to", "switch"]
-
 
 class FactName:
     """Names of what NCCL's log and traces of ranks show, which `Hypothesis.shows` expects."""

@@ -12,8 +12,6 @@ from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.diagnosis.case import PEER_TRANSPORTS, Case, Change
 from ddpsim.diagnosis.hypothesis import FactName, Hypothesis, scaled, set_to, switch
 
-__all__ = ["BETWEEN_NODES", "COLLECTIVES", "HOST_MEMORY", "IN_NODES", "PEERS"]
-
 PEERS, HOST_MEMORY = "P2P", "host memory"  # what `FactName.INSIDE` shows
 _GB_PER_S, _GBIT_PER_S = 1e9, 1.25e8
 # what all GPUs of a node together exchange through host memory: published rates of one GPU go from

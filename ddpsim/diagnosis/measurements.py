@@ -10,8 +10,6 @@ from ddpsim.result.diagnosis import Measurement, Quantity
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.units import format_duration, parse_bytes, parse_duration
 
-__all__ = ["measurements_in"]
-
 _LONGEST = 500
 _LONGEST_S = 3.6e6
 _LONGER_ALONE = 1.2  # times a step: what a step without sync may take by chance

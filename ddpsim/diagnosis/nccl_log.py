@@ -14,8 +14,6 @@ from ddpsim.importers.nccl.debug_log import Connection, DebugLog
 from ddpsim.result.diagnosis import Fact
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["check_is_of", "facts_of", "log_probability"]
-
 # how surely a log or a trace shows what a cause makes the job do (assumed): what it names is wrong
 # only if it is of another run; what is concluded from times may be chance
 _NAMED, _FROM_TIMES = 0.99, 0.95

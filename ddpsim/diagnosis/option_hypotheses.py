@@ -9,8 +9,6 @@ from ddpsim.diagnosis.hypothesis import FactName, Hypothesis, switch
 from ddpsim.diagnosis.own_work import LONGER
 from ddpsim.units import format_duration
 
-__all__ = ["DEBUGGING", "OPTIONS"]
-
 
 def _reduces(case: Case) -> bool:
     """Whether several ranks send DDP's buckets."""

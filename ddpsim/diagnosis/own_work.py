@@ -9,8 +9,6 @@ from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.hypothesis import FactName, Hypothesis, scaled, switch
 from ddpsim.scenario.workload import Precision
 
-__all__ = ["COMPUTE", "DATA", "LOADERS", "LONGER", "SHARED_LOADER"]
-
 SHARED_LOADER = "shared_loader"
 LOADERS = ("slow_loader", SHARED_LOADER)
 LONGER = {FactName.WORK: "longer"}  # what traces show where all ranks compute longer

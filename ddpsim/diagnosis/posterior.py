@@ -15,17 +15,6 @@ import numpy as np
 from ddpsim.diagnosis.predictions import Array
 from ddpsim.result.diagnosis import Quantity
 
-__all__ = [
-    "NOISE",
-    "Fit",
-    "Seen",
-    "fit",
-    "log_likelihood",
-    "noise_of",
-    "posterior",
-    "unknown_log_likelihood",
-]
-
 # of one measurement, by its quantity: single runs of the published BERT steps differ by 5 to 10 %,
 # means over many steps by 1 to 2 % (assumed)
 NOISE: dict[Quantity, float] = {

@@ -24,8 +24,6 @@ from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.result.diagnosis import Measurement, Quantity
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Array", "CalmStep", "Changed", "Predictor", "simulate_calm_steps"]
-
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 _MOVED = ("compute", "host", "network", "data")
 _UNCOUNTED = 0.1  # of a step, in a wait

@@ -11,8 +11,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.ranks import RankTraces
 from ddpsim.result.diagnosis import Fact, Measurement
 
-__all__ = ["measured_in", "rank_facts"]
-
 _MORE = 1.5  # times as many all-reduces as predicted
 _MOST_SIZES = 3
 _LEAST_SIZE = 0.1  # of the largest one: of smaller ones the host's delays are much

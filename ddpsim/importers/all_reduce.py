@@ -30,8 +30,6 @@ from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_t
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes_per_s, format_duration
 
-__all__ = ["AllReduceLog", "read_all_reduce"]
-
 _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv

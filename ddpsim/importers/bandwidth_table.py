@@ -24,8 +24,6 @@ from ddpsim.importers.measured import (
 from ddpsim.importers.text import listed, number
 from ddpsim.units import parse_bytes
 
-__all__ = ["is_bandwidth_table", "read_bandwidth_table"]
-
 _HEADER = re.compile(r"payload\s*\|\s*busbw\s*\|\s*algbw\b")
 _TITLE = re.compile(r"bandwidth of (\w+) over (\d{1,7}) ranks")
 _GPU = re.compile(r"hardware:\s{0,80}(?:.{0,300}?name='([^']{1,80})'|(\S.{0,80}?) node\b)")

@@ -19,16 +19,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.text import foreign
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = [
-    "ALL_REDUCE",
-    "COLLECTIVE",
-    "COMPUTE",
-    "ChakraTrace",
-    "is_of_chakra",
-    "is_simulated",
-    "read_chakra",
-]
-
 _LARGEST_NODE, _MOST_NODES = 2**24, 2_000_000  # bytes of one; a step of a large model has 100,000
 _MOST_BYTES, _LONGEST_US = 10**12, 10**9  # of a collective, within reason
 _VARINT, _WORD, _BYTES, _HALF = 0, 1, 2, 5  # wire types

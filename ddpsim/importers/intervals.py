@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["Intervals"]
-
 
 class Intervals:
     """A union of intervals (start, end)."""

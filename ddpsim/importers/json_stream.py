@@ -9,8 +9,6 @@ from typing import Any, TextIO
 
 from ddpsim.files import json_value
 
-__all__ = ["JsonStream", "TooLargeError"]
-
 _MOST_ITEMS = 12_000_000  # of a list: 1 GiB of events has fewer
 _LONGEST_VALUE = 2**24  # characters of a value in a stream
 _CHUNK = 2**20  # characters

@@ -14,22 +14,6 @@ from typing import Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError
 
-__all__ = [
-    "Bandwidths",
-    "Layout",
-    "Measured",
-    "NoLayoutError",
-    "Operation",
-    "OtherCollectiveError",
-    "bus_factor",
-    "check_bus_factor",
-    "layout_of_ranks",
-    "named_layout",
-    "parse_layout",
-    "ranks_of",
-    "reads_below",
-]
-
 Layout = tuple[int, int]  # nodes, GPUs of each
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather"]
 

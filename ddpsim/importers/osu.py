@@ -19,8 +19,6 @@ from ddpsim.importers.measured import (
 )
 from ddpsim.importers.text import number
 
-__all__ = ["is_of_osu", "read_osu"]
-
 _TITLE = re.compile(
     r"#\s*OSU\s+(?P<library>\S{1,40})\s{1,8}(?P<test>\S.{0,60}?)\s{1,8}Latency Test"
 )

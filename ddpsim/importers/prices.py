@@ -19,8 +19,6 @@ from ddpsim.importers import text
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["TERMS", "ListPrice", "Term", "listed_price", "merged", "read_prices", "written"]
-
 Term = Literal["on-demand", "spot", "one-year"]
 TERMS: tuple[Term, ...] = ("on-demand", "spot", "one-year")
 _TABLE = Path(__file__).parent.parent / "data" / "prices.csv"

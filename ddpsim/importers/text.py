@@ -22,27 +22,6 @@ from ddpsim.files import open_regular
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.suggest import in_own_words
 
-__all__ = [
-    "LARGEST_TEXT",
-    "Printed",
-    "clock_s",
-    "foreign",
-    "foreign_text",
-    "header_of",
-    "held_bytes",
-    "in_memory",
-    "lines_of",
-    "listed",
-    "number",
-    "parsed",
-    "parts_of",
-    "printed",
-    "read_text",
-    "table",
-    "uncoloured",
-    "whole",
-]
-
 _Model = TypeVar("_Model", bound=BaseModel)
 _Item = TypeVar("_Item")
 LARGEST_TEXT = 2**26  # characters of a document or a table

@@ -26,8 +26,6 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Record, Synchronize
 
-__all__ = ["SCHEMA", "Node", "encoded", "write_chakra"]
-
 _OPERATIONS = {
     "all_reduce": ALL_REDUCE,
     "broadcast": 5,

@@ -41,16 +41,6 @@ from ddpsim.scenario.workload import Optimizer, Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.numerics import other_numerics
 
-__all__ = [
-    "Option",
-    "compare",
-    "ddp_settings",
-    "each_flag",
-    "each_strategy",
-    "hook_settings",
-    "option",
-]
-
 _CAPS_MB = (1, 10, 25, 50, 100)
 _ZERO1 = "ddp.zero1"
 _OVERLAPS = f"{_ZERO1}.overlap_with_ddp"

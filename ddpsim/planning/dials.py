@@ -7,8 +7,6 @@ from ddpsim.scenario.options.ddp_values import BucketCaps
 from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["dialled", "strategies"]
-
 _CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 _CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets", unit="MiB")
 _RESHARD = Dial(

@@ -26,8 +26,6 @@ from ddpsim.scenario.load import parse
 from ddpsim.settings import Setting
 from ddpsim.units import format_duration
 
-__all__ = ["explain_step", "sensitivities"]
-
 _WORTH = 0.01  # of the step
 _HELPS = 3
 _ENDLESS = 1e6

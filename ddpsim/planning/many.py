@@ -17,8 +17,6 @@ from ddpsim.scenario.document import Source
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S
 
-__all__ = ["AtLeast", "Best", "attempt_many", "brief_of", "simulate_many"]
-
 _BUILT = 0.25  # of the work for a scenario, about: its model and its network
 
 

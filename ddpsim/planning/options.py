@@ -15,15 +15,6 @@ from ddpsim.errors import shown
 from ddpsim.result.capacity import Money, Target
 from ddpsim.units import parse_bytes, parse_duration
 
-__all__ = [
-    "parse_budget",
-    "parse_price",
-    "parse_ranks",
-    "parse_sizes",
-    "parse_steps",
-    "parse_target",
-]
-
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?|\.\d+)(?:[eE]\+?(\d{1,3}))? ?([kKMGBT]?)")
 _TARGET = re.compile(

@@ -15,18 +15,6 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
-__all__ = [
-    "ALL_REDUCE_EACH",
-    "AS_DDP",
-    "as_fully_shard",
-    "fit_in_words",
-    "is_sharding",
-    "settings_to_fit",
-    "shardings",
-    "strategy_name",
-    "without_ddp_options",
-]
-
 _SECTIONS = ("zero1", "deepspeed", "fully_shard", "fsdp1")  # of options
 AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
 _STAGE = "ddp.deepspeed.stage"

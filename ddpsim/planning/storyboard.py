@@ -39,8 +39,6 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Source, load
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Drawing", "draw", "node_counts", "storyboard"]
-
 _Shown = TypeVar("_Shown")
 
 _MOST_DRAWN = 4  # ranks: more do not fit on a screen

@@ -17,8 +17,6 @@ from ddpsim.report.trace import Traced
 from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["sample_ranks", "trace", "write_traces"]
-
 SAMPLED = 16  # ranks shown where nobody chose them
 _STEPS = 3
 _MOST_STEPS = 32  # where nobody said how many

@@ -12,8 +12,6 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["Learned", "StartingPoint", "scenario_text", "starting_point"]
-
 _MODEL, _SHARDED_MODEL, _BATCH = "resnet50", "gpt2", 32
 _DEVICE, _FP8_DEVICE = "a100-sxm-80gb", "h100-sxm-80gb"
 

@@ -34,8 +34,6 @@ from ddpsim.strategies.ddp.buckets import BUCKET_CAP_BYTES
 from ddpsim.units import MIB, format_bytes, format_duration
 from ddpsim.wording import counted, ranks
 
-__all__ = ["KNOWN", "recognise"]
-
 KNOWN = (
     "a log of NCCL_DEBUG=INFO or of nccl-tests (or OSU's, or all_reduce_bench.py's), our CSV, a "
     "trace of PyTorch's profiler or a folder of them, a Chakra execution trace, a dump of the "

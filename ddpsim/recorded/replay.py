@@ -41,8 +41,6 @@ from ddpsim.units import NS_PER_S, to_ns
 from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
 
-__all__ = ["kernels_beside", "replay"]
-
 _Copies = tuple[int, str, int]
 _OWN = ("bucket_copy", "copy_back", "buffers")  # of DDP
 

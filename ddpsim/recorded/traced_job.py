@@ -14,8 +14,6 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import plan_buckets
 from ddpsim.workload.model import Model
 
-__all__ = ["TracedJob", "nccl_key", "traced_job", "usual_layout", "with_bucket_caps"]
-
 _USUAL_CAPS_MB = (
     *(None, 1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64),
     *(100, 128, 200, 256, 512, 1024),

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ddpsim.reliability.operation import CAUSES, Operation
 
-__all__ = ["Draws", "Runs", "simulate_runs"]
-
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 _OF_ALL_RUNS = ("ended_s", "ended_interruptions", "back_s")

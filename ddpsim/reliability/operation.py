@@ -15,15 +15,6 @@ from math import exp, expm1, floor, inf, isinf, sqrt
 from ddpsim.errors import InputError
 from ddpsim.units import format_long_duration
 
-__all__ = [
-    "CAUSES",
-    "Operation",
-    "best_interval_s",
-    "daly_interval_s",
-    "mean_s",
-    "young_interval_s",
-]
-
 # where the time of a run goes; together they are all of it
 CAUSES = (
     "steps",

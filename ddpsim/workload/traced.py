@@ -9,8 +9,9 @@ from itertools import accumulate
 from statistics import mean
 
 from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.importers.kineto.measured import Gradient, KinetoStep, Piece
 from ddpsim.importers.kineto.ranks import RankTraces
-from ddpsim.importers.kineto.trace import Gradient, KinetoStep, KinetoTrace, Piece
+from ddpsim.importers.kineto.trace import KinetoTrace
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload

@@ -12,7 +12,8 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto.trace import KinetoStep, KinetoTrace, Piece
+from ddpsim.importers.kineto.measured import KinetoStep, Piece
+from ddpsim.importers.kineto.trace import KinetoTrace
 from ddpsim.workload.model import Model
 
 __all__ = ["of_parameters", "refuse_checkpoints"]

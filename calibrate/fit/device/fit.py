@@ -30,8 +30,6 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.device import Architecture, Device, DeviceFile, MeasuredDevice, Rate
 from ddpsim.units import format_duration
 
-__all__ = ["FittedDevice", "device_of_kernels", "errors_of_halves", "fit_device", "residual_lines"]
-
 _LEAST, _MOST = 0.001, 1.0  # of a fraction
 _UNSURE = 0.3  # of the logarithm: how far layers' rates are from those of kernels (assumed)
 _UNSURE_FLOOR = 0.7  # of the shortest kernel's, likewise

@@ -10,8 +10,6 @@ from calibrate.records.device_record import DeviceMeasurement, DeviceRecord
 from ddpsim.errors import ImportFailedError
 from ddpsim.scenario.device import Rate
 
-__all__ = ["bandwidth_bytes_per_s", "launch_figures", "peaks", "reached", "reached_bandwidth"]
-
 # bytes an element of gradients that a step moves, by class and implementation (what the estimate
 # counts: ddpsim/workload/optimizer.py)
 _OPTIMIZER_BYTES = {"sgd foreach": 12, "sgd fused": 12, "sgd momentum foreach": 32}

@@ -23,8 +23,6 @@ from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model, Work, total_s
 from ddpsim.workload.roofline import zoo_model
 
-__all__ = ["Fractions", "Linearised", "MeasuredStep", "halves", "host_s", "measured_steps"]
-
 Indices = npt.NDArray[np.intp]
 _STEP = 0.02  # of a figure, for a slope
 

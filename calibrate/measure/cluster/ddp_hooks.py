@@ -17,8 +17,6 @@ from calibrate.measure.model.ddp_alone import Looks, alone
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import COPIES_BACK, COPIES_IN
 
-__all__ = ["ddp_hook_round"]
-
 _SMALL = 16  # width of a layer whose bytes hardly count
 _BATCH_OF_LAYERS = 256
 

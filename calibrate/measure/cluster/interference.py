@@ -17,8 +17,6 @@ from calibrate.measure.cluster.work import LAUNCH_S, Unit, Work, compute_unit, d
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import LAYER
 
-__all__ = ["UNITS", "InterferenceRound", "pieces_beside"]
-
 UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
 # all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
 # more of the processor in the first 50 ms than later

@@ -28,8 +28,6 @@ from calibrate.records.record import (
 )
 from ddpsim.units import format_bytes
 
-__all__ = ["Options", "Slot", "Task", "Team", "default_plan", "teams"]
-
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
 

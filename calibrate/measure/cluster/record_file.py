@@ -12,8 +12,6 @@ from calibrate.measure.host.environment import check_same_machine, environment, 
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import SCHEMA, Record, load_record
 
-__all__ = ["RecordFile", "is_free"]
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -31,8 +31,6 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import RESTED, TOGETHER
 
-__all__ = ["build_round"]
-
 Loader = Callable[[], Iterable[object]]
 _TENSORS_OF_OPTIMIZER = 16
 # on a GPU a collective up to so many bytes may be shorter than Python's launch of it, which takes
@@ -52,7 +50,7 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
     return _BUILDERS[kind](task, job)
 
 
-def timed(job: Job, work: Work, times: int = 1) -> Round:
+def _timed(job: Job, work: Work, times: int = 1) -> Round:
     def run() -> list[Lap]:
         start = job.clock.mark()
         work()
@@ -69,7 +67,7 @@ def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
     size = task.first.size_bytes
     again = next((count for below, count in _IN_A_ROW if size < below), 1)
     if job.device.type != "cuda" or again == 1:
-        return timed(job, work, times)
+        return _timed(job, work, times)
 
     def run() -> list[Lap]:
         job.clock.run_ahead((1 + again) * times * LAUNCH_S)
@@ -157,7 +155,7 @@ def _on_device(task: Task, job: Job, work: Work) -> Round:
 
     Ranks of one machine share its memory, and in DDP they copy at the same time.
     """
-    run = timed(job, work)
+    run = _timed(job, work)
     if not task.first.variant.endswith(TOGETHER):
         return run
     wait = all_at_once(job)
@@ -191,7 +189,7 @@ def _optimizer(task: Task, job: Job) -> Round:
         if name == "sgd"
         else torch.optim.AdamW(parameters, 1e-6, foreach=not fused, fused=fused)
     )
-    return timed(job, optimizer.step)
+    return _timed(job, optimizer.step)
 
 
 def _narrow_products(task: Task, job: Job) -> Round:
@@ -214,7 +212,7 @@ def _narrow_products(task: Task, job: Job) -> Round:
         for matrix in matrices:
             torch.bmm(p, q.transpose(1, 2), out=matrix)
 
-    return timed(job, work)
+    return _timed(job, work)
 
 
 def _jitter(_task: Task, job: Job) -> Round:
@@ -225,7 +223,7 @@ def _jitter(_task: Task, job: Job) -> Round:
         for i in range(_JITTER_UNITS):
             unit(i)
 
-    return timed(job, work)
+    return _timed(job, work)
 
 
 def _data_loader(task: Task, job: Job, loader: Loader | None) -> Round:

@@ -22,8 +22,6 @@ from calibrate.measure.ranks.progress import Reporter
 from calibrate.records.record import Measurement, Record, load_record
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["Options", "measure", "measure_locally"]
-
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
 _USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default

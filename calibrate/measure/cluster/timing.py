@@ -21,8 +21,6 @@ from calibrate.measure.ranks.job import Job
 from calibrate.records.record import Measurement
 from ddpsim.units import format_duration
 
-__all__ = ["WARMUPS", "TaskTimer", "relative_mad"]
-
 _T = TypeVar("_T")
 WARMUPS = 3
 NOISY = 0.10

@@ -13,18 +13,6 @@ from calibrate.measure.cluster.plan import Task
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import HALF, LAYER
 
-__all__ = [
-    "LAUNCH_S",
-    "Round",
-    "Unit",
-    "Work",
-    "all_at_once",
-    "compute_unit",
-    "dtype_of",
-    "floats_of",
-    "zeros_of",
-]
-
 Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
 Unit = Callable[[int], object]  # the i-th piece of compute

@@ -32,12 +32,9 @@ from calibrate.records.rounds import (
     Logged,
     RoundOptions,
     Steps,
-    Variant,
     VariantSamples,
 )
-from calibrate.records.variant import DDP
-
-__all__ = ["Interleaved"]
+from calibrate.records.variant import DDP, Variant
 
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)

@@ -31,8 +31,6 @@ import inspect
 
 import torch
 
-__all__ = ["Loop", "check_power_sgd", "loop_of", "mesh_of", "optimized"]
-
 _POWER_SGD_ITER = 2  # backwards of plain all-reduces, the fewest; as scenarios have it
 
 

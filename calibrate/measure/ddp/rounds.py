@@ -43,8 +43,6 @@ from calibrate.records.rounds import (
 )
 from calibrate.records.variant import DDP
 
-__all__ = ["measure_rounds", "measure_rounds_locally"]
-
 _KEEP_S = 30.0  # between rounds, for what Ctrl-C or a dead rank would lose
 
 

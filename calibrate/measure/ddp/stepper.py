@@ -15,10 +15,8 @@ from calibrate.measure.ddp.loops import loop_of
 from calibrate.measure.host.machine import stolen_s
 from calibrate.measure.model.training import Training, reduced_parameters
 from calibrate.records.record import Layout
-from calibrate.records.rounds import Logged, Steps, Variant
-from calibrate.records.variant import DDP
-
-__all__ = ["PARTS", "Log", "ReducedAsByDdp", "Row", "Stepper", "logged", "start_log", "step"]
+from calibrate.records.rounds import Logged, Steps
+from calibrate.records.variant import DDP, Variant
 
 PARTS = tuple(Steps.model_fields)  # in the order in which `step` returns them
 Row = tuple[float, ...]

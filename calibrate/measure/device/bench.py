@@ -13,8 +13,6 @@ from calibrate.measure.clock import Clock, Mark, no_collection
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 
-__all__ = ["DTYPES", "Bench", "supported_rates"]
-
 DTYPES: dict[Precision | Rate, torch.dtype] = {
     "fp32": torch.float32,
     "tf32": torch.float32,

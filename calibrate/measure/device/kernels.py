@@ -11,8 +11,6 @@ from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 from calibrate.measure.device.bench import DTYPES, Bench
 from calibrate.records.device_record import Case, DeviceMeasurement
 
-__all__ = ["convolution", "launch", "memory", "optimizer", "product"]
-
 _GRAPH_KERNELS = 100
 
 

@@ -8,8 +8,6 @@ from calibrate.records.device_record import Case, Kind
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 
-__all__ = ["IMAGE_MODELS", "TOKEN_MODELS", "device_plan"]
-
 # by family in turn, the most used first: a short budget, and either half, has some of each
 IMAGE_MODELS = (
     *("resnet50", "vit_b_16", "resnet18", "vgg16", "resnext50_32x4d", "resnet101"),

@@ -47,8 +47,6 @@ from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.workload.zoo.step import Step, step_of
 
-__all__ = ["DeviceOptions", "DeviceRecordFile", "measure_device"]
-
 _MEMORY_SHARE = 0.25  # of a CPU's free memory; of a GPU's, which nobody shares:
 _MEMORY_SHARE_GPU = 0.9
 _RUNNERS: dict[Kind, Callable[[Case, Bench], DeviceMeasurement]] = {

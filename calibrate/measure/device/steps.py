@@ -19,8 +19,6 @@ from calibrate.measure.ranks.process_group import process_group
 from calibrate.measure.zoo.models import build, inputs_of, loss_of
 from calibrate.records.device_record import Case, DeviceMeasurement
 
-__all__ = ["compiled", "grad_scaler", "one_rank_ddp", "step", "sync_batch_norm", "trace"]
-
 _WARMUPS = 2
 _WARMUPS_OF_DDP = 12  # its first ten iterations log, and the buckets are built anew
 _RATE = 1e-9  # of learning: the arithmetic is a step's, and the weights stay

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from calibrate.measure.host.doctor import Finding, check_clocks, clock_offset
 from calibrate.measure.ranks.job import Job, taking_part
 
-__all__ = ["clock_offsets", "clocks_of_nodes"]
-
 _EXCHANGES = 20
 
 

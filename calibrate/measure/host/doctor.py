@@ -16,8 +16,6 @@ from calibrate.measure.host.inspect import Host, inspect_host
 from calibrate.measure.host.machine import Gpu
 from ddpsim.wording import counted
 
-__all__ = ["Finding", "Severity", "check_clocks", "clock_offset", "diagnose", "doctor"]
-
 Severity = Literal["error", "warning", "note"]
 _LITTLE_MEMORY = 2 * 2**30
 _IDLE = 0.05  # a GPU that is used no more than this

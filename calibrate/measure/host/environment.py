@@ -17,17 +17,6 @@ from calibrate.measure.host.machine import congestion_control, nvidia_smi, text_
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import PROCESSOR, Environment, Record
 
-__all__ = [
-    "Facts",
-    "check_same",
-    "check_same_environment",
-    "check_same_machine",
-    "device_environment",
-    "environment",
-    "one_host_as_several",
-    "rank_facts",
-]
-
 _VARIABLES = (
     *("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "PYTORCH_"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),

@@ -19,8 +19,6 @@ from calibrate.measure.host.machine import (
     usable_cores,
 )
 
-__all__ = ["Host", "inspect_host"]
-
 MasterState = Literal["unset", "free", "in use", "answers", "refused", "silent", "unknown host"]
 _IFF_UP = 1
 

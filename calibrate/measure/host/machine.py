@@ -15,19 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "Gpu",
-    "congestion_control",
-    "free_memory_bytes",
-    "gpus",
-    "keep_freed_memory",
-    "loopback",
-    "nvidia_smi",
-    "stolen_s",
-    "text_of",
-    "usable_cores",
-]
-
 _STEAL = 8  # the place of "steal" in a line of /proc/stat, after the core's name
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt(3)

@@ -15,15 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.model.training import TinyParameters, Training, reduced_parameters
 
-__all__ = [
-    "ONE_BUCKET_MIB",
-    "HookTimes",
-    "Looks",
-    "alone",
-    "around_hook",
-    "under_ddp",
-]
-
 ONE_BUCKET_MIB = 1e6
 _BACKWARDS = 10  # that tell what it costs to look
 

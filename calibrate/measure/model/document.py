@@ -26,17 +26,6 @@ from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, read_known
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = [
-    "Document",
-    "device_name",
-    "measured_part",
-    "model_document",
-    "peak_memory",
-    "ready_times",
-    "title_of",
-    "with_other_part",
-]
-
 Document = dict[str, Any]
 
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant

@@ -13,8 +13,6 @@ from calibrate.measure.ranks.job import Job
 from calibrate.records.record import LAYER
 from calibrate.records.rounds import Beside
 
-__all__ = ["BesideAllReduces"]
-
 # as in a record's queues; on a GPU larger, so that a queue can last as long as a long backward
 _MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 _MESSAGES = {"cpu": 4, "cuda": 1}  # gloo has two in flight, which must differ

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 
-__all__ = ["Trainable", "cnn", "deep_mlp", "embedding", "mixer", "transformer", "wide_mlp"]
-
 Trainable = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 
 

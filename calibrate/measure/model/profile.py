@@ -57,16 +57,6 @@ from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
 from ddpsim.wording import counted
 
-__all__ = [
-    "ProfileOptions",
-    "device_of",
-    "profile",
-    "profile_alone",
-    "profile_in_job",
-    "profile_locally",
-    "write_profile",
-]
-
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
 _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
 _LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward

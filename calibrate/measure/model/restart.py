@@ -27,8 +27,6 @@ from calibrate.measure.ranks.launch import local, run_rank
 from calibrate.records.rounds import OptimizerName
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["RestartOptions", "measure_restart", "measure_restart_locally"]
-
 _LATER_STEPS = 3
 _NOTHING_KEPT = "Nothing was kept."
 

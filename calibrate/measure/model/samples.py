@@ -24,17 +24,6 @@ from calibrate.measure.model.training import (
     uncompiled,
 )
 
-__all__ = [
-    "WARMUPS",
-    "Samples",
-    "check_the_same_take_part",
-    "hook_cost_s",
-    "iterate",
-    "later_ratios",
-    "measure_iterations",
-    "step_s",
-]
-
 WARMUPS = 3
 
 _TINY_ITERATIONS = 10

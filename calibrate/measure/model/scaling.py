@@ -7,8 +7,6 @@ from calibrate.measure.model.document import Document
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
 from ddpsim.scenario.options.model_file import LATER
 
-__all__ = ["check_scaled_from", "scale_ends", "scale_profile"]
-
 
 def scale_ends(text: str) -> tuple[str, str]:
     """The device presets of FROM:TO; raises MeasureError for what is none."""

@@ -36,26 +36,6 @@ from ddpsim.wording import counted
 
 SIZES = ("seq_len", "image_size")  # of a sample, as a scenario calls them
 
-__all__ = [
-    "SIZES",
-    "Made",
-    "TinyParameters",
-    "Training",
-    "batch_of",
-    "broadcast_buffers",
-    "checked",
-    "compute_threads",
-    "dtype_name",
-    "hook_gradients",
-    "is_compiled",
-    "not_modelled",
-    "prepare",
-    "reduced_parameters",
-    "sizes_of",
-    "told_of_unused",
-    "uncompiled",
-]
-
 _TINY_PARAMETERS = 500
 
 

@@ -18,8 +18,6 @@ from calibrate.measure.errors import MeasureError, first_line
 from calibrate.records.rounds import OptimizerName
 from calibrate.signals import Ended
 
-__all__ = ["find_function", "optimizers_own_errors", "said_of", "told_of_code", "users_own_errors"]
-
 
 @contextmanager
 def optimizers_own_errors(

@@ -30,8 +30,6 @@ from calibrate.records.record import Layout
 from ddpsim.errors import DdpsimError
 from ddpsim.wording import counted
 
-__all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
-
 _T = TypeVar("_T")
 _REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
 # gloo's errors begin with the source file that they are from, but for the one that follows on a

@@ -26,8 +26,6 @@ from calibrate.measure.host.machine import loopback
 from calibrate.signals import Ended, as_exceptions, name_of
 from ddpsim.errors import DdpsimError
 
-__all__ = ["ENDS_WITH_STARTER", "FAILED", "LOST", "free_port", "local", "run_rank"]
-
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
 
 ENDS_WITH_STARTER = "ends-with-starter"  # argument of a rank whose standard input is held open

@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from calibrate.measure.host.machine import text_of
 
-__all__ = ["end_process_groups", "gloo_first", "process_group"]
-
 _LET_GO_S = 0.2
 
 _PRIORITY = 1  # the lowest of the real-time ones

@@ -8,8 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["Reporter"]
-
 
 class Reporter:
     """Says what is done; `speaks` is False on every rank but the first."""

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-__all__ = ["resnet", "vgg16"]
-
 _CLASSES = 1000
 _VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions of a stage, channels
 

@@ -13,8 +13,6 @@ from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 from calibrate.measure.zoo.convolutional import resnet, vgg16
 from calibrate.measure.zoo.transformers import Bert, Gpt2, Llama, Vit
 
-__all__ = ["BUILDERS", "build", "inputs_of", "loss_of"]
-
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": partial(resnet, (2, 2, 2, 2), basic=True),
     "resnet34": partial(resnet, (3, 4, 6, 3), basic=True),

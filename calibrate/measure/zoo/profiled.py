@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from calibrate.measure.zoo.models import build, inputs_of, loss_of
 
-__all__ = ["gpt2", "resnet50", "vit_b_16"]
-
 Profiled = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 
 

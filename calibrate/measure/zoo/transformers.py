@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 
-__all__ = ["Bert", "Gpt2", "Llama", "Vit"]
-
 _DROPOUT = 0.1  # of BERT and GPT-2, as their configurations have it
 
 

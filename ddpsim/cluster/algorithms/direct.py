@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[int64]
 
-__all__ = [
-    "direct_ends_ns",
-    "direct_ns",
-    "direct_schedule",
-    "halving_doubling_ends_ns",
-    "halving_doubling_ns",
-    "halving_doubling_schedule",
-    "server_ends_ns",
-    "server_ns",
-    "server_schedule",
-]
-
 
 def halving_doubling_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Partners at half the distance swap halves of what is left, then gather the way back.

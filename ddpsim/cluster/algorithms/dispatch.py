@@ -51,8 +51,6 @@ from ddpsim.cluster.topology.paths import Paths
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "has_recurrence", "schedule"]
-
 
 @dataclass(frozen=True)
 class Algorithm:

@@ -48,8 +48,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ticks", "by_steps", "ring_ends_ns"]
-
 Ticks = npt.NDArray[np.float64]  # whole numbers
 _KEPT_LINES = 16
 _BLOCK, _MANY = 32, 2**14  # values in turn, of as many blocks as there are; of so many values

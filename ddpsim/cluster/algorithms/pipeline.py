@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = [
-    "AlikePipeline",
-    "Chunks",
-    "Pipeline",
-    "duration_ns",
-    "edges_by_node",
-    "ends_ns",
-    "leaves_first",
-    "side_by_side",
-    "two_trees",
-]
-
 # assumed sizes of a pipeline's chunks where no others are known: up to 16 as small as the first,
 # then as large as the second
 LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16

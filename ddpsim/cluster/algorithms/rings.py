@@ -17,22 +17,6 @@ from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = [
-    "gloo_all_gather_ends_ns",
-    "gloo_all_gather_ns",
-    "gloo_all_gather_schedule",
-    "gloo_ends_ns",
-    "gloo_ns",
-    "gloo_schedule",
-    "hierarchical_ends_ns",
-    "hierarchical_ns",
-    "hierarchical_schedule",
-    "ring",
-    "ring_hops_ns",
-    "ring_ns",
-    "ring_schedule",
-]
-
 _GLOO_SEGMENT_BYTES = 2**20  # gloo/allreduce.h
 
 

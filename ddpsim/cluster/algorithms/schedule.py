@@ -21,8 +21,6 @@ from operator import add
 
 from ddpsim.cluster.topology.paths import Link, leaving_ns, step_ns
 
-__all__ = ["Message", "Schedule", "Scheduler", "duration_ns"]
-
 _LONGEST_PERIOD = 64  # beyond it arrays are faster
 
 

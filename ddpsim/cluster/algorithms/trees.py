@@ -28,18 +28,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = [
-    "gather_ends_ns",
-    "gather_ns",
-    "gather_schedule",
-    "nvls_ends_ns",
-    "nvls_ns",
-    "nvls_schedule",
-    "tree_ends_ns",
-    "tree_ns",
-    "tree_schedule",
-]
-
 
 def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Sums flow up to the root and the result down, half of the bytes in each of two trees.

@@ -32,18 +32,6 @@ from ddpsim.scenario.device import Architecture
 from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import NS_PER_S
 
-__all__ = [
-    "USUAL_DEVICES",
-    "Curve",
-    "Member",
-    "curve_of",
-    "for_cluster",
-    "likely",
-    "log_s",
-    "members",
-    "setting_cost",
-]
-
 # devices whose tables and usual machine stand for an architecture
 USUAL_DEVICES: dict[Architecture, str] = {
     "volta": "v100-sxm-32gb",

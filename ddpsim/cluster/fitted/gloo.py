@@ -13,8 +13,6 @@ from ddpsim.cluster.fitted.laws import Point
 from ddpsim.cluster.transfers import Operation
 from ddpsim.importers.profiles.cluster import GlooRing
 
-__all__ = ["Columns", "Parts", "gloo_parts"]
-
 Floats = npt.NDArray[np.float64]
 
 _SEGMENT_BYTES = 1_048_576  # gloo/allreduce.h: the longest segment

@@ -16,8 +16,6 @@ from ddpsim.importers.profiles.cluster import GlooRing
 from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.units import to_ns
 
-__all__ = ["AllReduceModel", "FittedCost", "Point", "collective_times_s"]
-
 AllReduceModel = NcclModel | GlooRing
 
 

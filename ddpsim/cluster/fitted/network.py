@@ -30,15 +30,6 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 
-__all__ = [
-    "PER_DOUBLING",
-    "UNLIKE",
-    "doublings",
-    "measured_sigma",
-    "network_from_profile",
-    "unlike_sigma",
-]
-
 # of NCCL's times on ranks that were not measured, beside the draws' own spread: where the model is
 # wrong, and what each doubling of the ranks adds, with other switches and other jobs, as a random
 # walk. Larger layouts left out, 80 % ranges hold 63 to 94 % by group (docs/validation.md)

@@ -22,8 +22,6 @@ from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransf
 from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
 from ddpsim.importers.profiles.part import interpolated
 
-__all__ = ["CorrectedCost", "Correction"]
-
 _Curve = tuple[tuple[float, ...], tuple[float, ...]]  # logarithms: sizes, ascending, and ratios
 
 

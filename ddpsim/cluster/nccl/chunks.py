@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.graph import Graph
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
 
-__all__ = ["RING_CHUNK_BYTES", "Cut", "blocks", "communicator_channels", "cut"]
-
 _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
 _EARLY_LL_STEP_BYTES = 16 * _KIB  # data of 2048 lines, to NCCL 2.4 (src/include/devcomm.h)

@@ -24,7 +24,7 @@ from ddpsim.cluster.nccl.kernels import (
     shared_s_per_byte,
     through_hosts_s,
 )
-from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
+from ddpsim.cluster.nccl.tables import PROTOCOLS, tables
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us
 from ddpsim.cluster.topology.paths import Link, Paths
@@ -39,9 +39,8 @@ from ddpsim.cluster.transfers import (
     WholeTransfer,
     duration_ns,
 )
+from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
 from ddpsim.units import MIB, NS_PER_S, to_ns
-
-__all__ = ["NcclCost"]
 
 US = 1e-6
 _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS
+from ddpsim.cluster.nccl.tables import PROTOCOLS
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.errors import shown
-
-__all__ = ["LEVELS", "Environment", "read_environment"]
+from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
 
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls", "pat": "pat"}
 _PROTOCOLS = {protocol.lower(): protocol for protocol in PROTOCOLS}

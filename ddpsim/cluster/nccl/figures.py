@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tuner import Choice
 
-__all__ = ["MEANINGS", "PRIORS", "USUAL", "Figures", "Prior", "counting"]
-
 
 class Figures(NamedTuple):
     """Multiples of the usual figures; `MEANINGS` says what each is."""

@@ -11,10 +11,9 @@ from functools import cached_property
 from math import floor
 from typing import Literal
 
-from ddpsim.cluster.nccl.tables import NEWEST, Tables, tables
+from ddpsim.cluster.nccl.tables import Tables, tables
+from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
 from ddpsim.scenario.device import Architecture
-
-__all__ = ["Graph"]
 
 _INTRA_SPEEDS: dict[Architecture, tuple[float, ...]] = {
     "volta": (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3),

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.scenario.device import Architecture
 
-__all__ = [
-    "in_a_tree_s",
-    "most_bytes_per_s",
-    "shared_s_per_byte",
-    "through_hosts_s",
-]
-
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
 _BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {

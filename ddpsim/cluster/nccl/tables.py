@@ -10,17 +10,7 @@ from functools import lru_cache
 from math import inf
 from typing import Literal, NamedTuple
 
-from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
 from ddpsim.scenario.device import Architecture
-
-__all__ = [
-    "NEWEST",
-    "PROTOCOLS",
-    "Algorithm",
-    "Protocol",
-    "Tables",
-    "tables",
-]
 
 Protocol = Literal["LL", "LL128", "Simple"]
 Algorithm = Literal["ring", "tree", "nvls", "pat"]

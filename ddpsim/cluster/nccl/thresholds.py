@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.cluster.transfers import Operation
 
-__all__ = [
-    "LAST_WITHOUT_TUNER",
-    "by_size",
-    "channels",
-    "ll_blocks",
-    "most_of_a_tree",
-    "protocol_of",
-]
-
 LAST_WITHOUT_TUNER = 4  # NCCL 2.4
 _MOST_CHANNELS = 16
 _LEAST_THREADS, _MOST_THREADS = 64, 256

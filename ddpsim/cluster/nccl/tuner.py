@@ -24,16 +24,6 @@ from ddpsim.cluster.nccl.tables import PROTOCOLS, Algorithm, Protocol
 from ddpsim.cluster.transfers import TURNS, Operation
 from ddpsim.scenario.device import Architecture
 
-__all__ = [
-    "Choice",
-    "Estimate",
-    "choose",
-    "estimates",
-    "most_ll_gb_per_s",
-    "pat_us",
-    "tree_part",
-]
-
 _NOT_TO_BE_HAD = "NCCL has no such algorithm and protocol on these ranks"
 
 

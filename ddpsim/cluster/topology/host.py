@@ -22,19 +22,6 @@ from ddpsim.scenario.options.host import Board, Host
 if TYPE_CHECKING:
     from ddpsim.scenario.cluster import Cluster
 
-__all__ = [
-    "HOST_MEMORY",
-    "PEER_TO_PEER",
-    "SERVER_OF_PCIE_5",
-    "STATED_LINKS",
-    "Prior",
-    "Way",
-    "between_gpus",
-    "board_of",
-    "is_nvlink",
-    "slot_bytes_per_s",
-]
-
 NVLINK_FROM_BYTES_PER_S = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _HOP_S = 8e-6  # assumed, of GPUs that meet in host memory
 # of what a slot carries as NCCL counts it: the most that a public box got of it through host

@@ -14,8 +14,6 @@ from math import inf
 from ddpsim.scenario.base import first_rank, ranks_by_node
 from ddpsim.units import to_ns
 
-__all__ = ["Ends", "Link", "Paths", "leaving_ns", "part", "step_ns"]
-
 Ends = tuple[int, int]  # source and target
 _WHOLE = (1.0, 1.0)
 

@@ -14,8 +14,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.configs.programs import PROGRAMS
 from ddpsim.importers.configs.read import Config, flat, read_config
 
-__all__ = ["LARGEST_CONFIG", "config_of", "config_text"]
-
 LARGEST_CONFIG = 2**20
 _TOML = re.compile(r"^\[(?:training|model|parallelism|job)\]", re.MULTILINE)
 _YAML = re.compile(r"^(?:distributed_type|trainer)[ \t]*:", re.MULTILINE)

@@ -21,8 +21,6 @@ from ddpsim.importers.configs.read import (
     only,
 )
 
-__all__ = ["PROGRAMS"]
-
 _TYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": None}
 _CLIPS: Settings = {"workload.clip_grad_norm": True}
 _HALF = {"bf16": "bfloat16", "fp16": "float16"}

@@ -10,20 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "IDLE",
-    "Config",
-    "NotModelledError",
-    "Program",
-    "Rule",
-    "Settings",
-    "chosen",
-    "copied",
-    "flat",
-    "only",
-    "read_config",
-]
-
 Settings = dict[str, Any]
 Rule = Callable[[Any], Settings | None]
 _MOST_KEYS = 5_000

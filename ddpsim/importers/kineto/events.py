@@ -14,20 +14,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.file import Event, TraceFile
 
-__all__ = [
-    "BROADCAST",
-    "MOST",
-    "OF_DDP",
-    "OPTIMIZER_STEP",
-    "DeviceWork",
-    "Lost",
-    "TraceEvents",
-    "Window",
-    "count_of",
-    "is_communication",
-    "within",
-]
-
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 _NODE = "autograd::engine::evaluate_function: "
 _OLD_NODE = re.compile(r"Backward\d*$")  # torch before 1.11 records the nodes alone

@@ -17,8 +17,6 @@ from ddpsim.importers.json_stream import JsonStream, TooLargeError
 from ddpsim.importers.text import foreign, foreign_text, held_bytes
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["TIMED", "Event", "TraceFile", "is_of_traces", "read_trace_file"]
-
 Kind = Literal["op", "runtime", "gpu"]
 
 # since torch 1.12 in lower case; before, with capitals. Source: libkineto's ActivityType.cpp

@@ -7,17 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-__all__ = [
-    "Gradient",
-    "KinetoStep",
-    "MeasuredCollective",
-    "OwnOfDdp",
-    "Piece",
-    "StepParts",
-    "range_of_unlike",
-]
-
-
 ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64"), 8),
     **dict.fromkeys(("float32", "int32"), 4),

@@ -18,8 +18,6 @@ from ddpsim.importers.kineto.events import (
 )
 from ddpsim.importers.kineto.measured import OwnOfDdp, StepParts
 
-__all__ = ["Marks", "device_parts", "host_parts", "own_of_ddp"]
-
 _S = 1e-6
 _COPY_BACK = "copy_bucket_to_grad"
 

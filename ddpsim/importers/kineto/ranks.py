@@ -15,8 +15,6 @@ from ddpsim.importers.kineto.trace import KinetoTrace, read_trace
 from ddpsim.importers.kineto.transfers import Transfer, transfers
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["RankTraces", "files_of", "read_rank_traces"]
-
 _SUFFIXES = (".json", ".json.gz")
 _SLOWER = 1.08  # times the others' compute: GPUs of a kind differ by 1.5 % (published)
 

@@ -39,8 +39,6 @@ from ddpsim.importers.kineto.values import (
     operation_of,
 )
 
-__all__ = ["DDP_FORWARD", "delays_us", "read_step"]
-
 _GLOO = "gloo:"
 DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)

@@ -26,27 +26,13 @@ from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.events import Lost, TraceEvents, Window, is_communication, within
 from ddpsim.importers.kineto.file import TIMED, Event, TraceFile, read_trace_file
 from ddpsim.importers.kineto.measured import (
-    Gradient,
     KinetoStep,
-    MeasuredCollective,
     Piece,
     StepParts,
     range_of_unlike,
 )
 from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
 from ddpsim.scenario.quantity import SourceFile
-
-__all__ = [
-    "BothWays",
-    "Gradient",
-    "KinetoStep",
-    "KinetoTrace",
-    "MeasuredCollective",
-    "Piece",
-    "both_ways",
-    "read_trace",
-    "read_whole_step",
-]
 
 _ENOUGH = 3  # of each way, of which a median tells
 _WHOLE = 0.95  # of an event's time beside a collective, or below 1 - that

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from ddpsim.importers.kineto.measured import KinetoStep, MeasuredCollective
 
-__all__ = ["Ranks", "Transfer", "clocks_apart_s", "transfers"]
-
 Ranks = Mapping[int, Sequence[KinetoStep]]  # the same steps of each rank
 
 

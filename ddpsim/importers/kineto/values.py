@@ -8,8 +8,6 @@ from typing import Any
 from ddpsim.importers.kineto.events import MOST, count_of
 from ddpsim.importers.kineto.measured import Gradient
 
-__all__ = ["dtype_of", "first", "first_count", "gradient_of", "name_of", "operation_of"]
-
 _DTYPES = {
     "float": "float32",
     "double": "float64",

@@ -14,15 +14,6 @@ from typing import NamedTuple
 from ddpsim.importers.measured import Bandwidths, Operation, OtherCollectiveError, reads_below
 from ddpsim.importers.nccl.text import Line, TextRow, is_figure, table_rows
 
-__all__ = [
-    "check_operation",
-    "check_program",
-    "is_another",
-    "only_runs_of",
-    "operation_called",
-    "program_of",
-]
-
 _STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
 _BEGINS = re.compile(r"^#\s*(?:Collective test starting:|nThread\s+\d|(?:nccl|rccl)-tests version)")
 _OPERATIONS = (

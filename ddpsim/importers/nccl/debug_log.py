@@ -16,8 +16,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.text import lines_of, uncoloured
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["LACKS_CONNECTIONS", "Connection", "DebugLog", "debug_log", "read_debug_log"]
-
 LACKS_CONNECTIONS = "no line of NCCL such as 'Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM'"
 
 _WANTED = "the output of a job that ran with NCCL_DEBUG=INFO"

@@ -10,8 +10,6 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.nccl.text import Device, Line, TextRow, device_of
 from ddpsim.importers.text import listed
 
-__all__ = ["NO_DEVICES", "check_one_group", "device_lists", "layout_of", "only_layout"]
-
 NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
 _AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["KernelChoice", "kernel_choice"]
-
 _NAME = re.compile(
     r"nccl(?:Dev)?Kernel_AllReduce_(?:[A-Za-z0-9]+_)*?(?P<algorithm>RING|TREE|COLLNET|NVLS)(?=_|\b)"
 )

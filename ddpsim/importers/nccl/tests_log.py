@@ -51,8 +51,6 @@ from ddpsim.importers.nccl.text import (
 )
 from ddpsim.importers.text import listed, number, whole
 
-__all__ = ["read_json", "read_text_log"]
-
 _MOST_ROWS = 100_000
 _TOLD = 0.1  # GB/s, from which on two digits are printed
 _FASTEST_S, _NEAR = 1e-6, 1.2

@@ -16,9 +16,6 @@ from typing import NamedTuple
 
 from ddpsim.importers.text import uncoloured
 
-__all__ = ["Device", "Line", "TextRow", "device_of", "has_rows", "is_figure", "plain_lines"]
-__all__ += ["table_rows"]
-
 _TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w{0,20}e\dm\d\w{0,20})"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
 _START = re.compile(rf"#(?!wrong)|(?<![\w.-]){_ROW.pattern}")

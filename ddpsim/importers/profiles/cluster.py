@@ -17,24 +17,6 @@ from ddpsim.importers.profiles.part import interpolated
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = [
-    "MEASURED_OTHERS",
-    "SCHEMA",
-    "ClusterProfile",
-    "ComputeKept",
-    "CopyIn",
-    "Fitted",
-    "GlooRing",
-    "Interference",
-    "Jitter",
-    "MeasuredTime",
-    "NcclModel",
-    "Overheads",
-    "Provenance",
-    "ValidRange",
-    "read_cluster_profile",
-]
-
 SCHEMA: Literal["ddpsim.profile/1"] = "ddpsim.profile/1"
 
 

@@ -16,16 +16,6 @@ from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.options.model_file import ITEM_BYTES, Known, known_of
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = [
-    "InterferenceExponent",
-    "ModelProfile",
-    "ProfiledParameter",
-    "measured_profile",
-    "profile_of",
-    "read_parameters",
-    "read_profile",
-]
-
 _LIST_COLUMNS = ("name", "shape", "dtype")
 # a shape as torch prints it, quoted or not: its commas are not the table's
 _TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))')

@@ -10,8 +10,6 @@ from ddpsim.importers.profiles.part import ProfilePart
 from ddpsim.scenario.device import Architecture
 from ddpsim.scenario.links import Transport
 
-__all__ = ["NcclFigure", "NcclHypothesis", "NcclLinks", "NcclModel", "NcclSetting"]
-
 
 class NcclLinks(ProfilePart):
     """The links of a calibrated cluster, at which every figure of its model is 1."""

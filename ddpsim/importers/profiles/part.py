@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["ProfilePart", "interpolated"]
-
 
 class ProfilePart(BaseModel):
     """A part of a profile's file: unknown keys are errors, and so are infinities."""

@@ -30,8 +30,6 @@ from ddpsim.importers.training.runs import (
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["MARKS_OF_BARS", "bars"]
-
 MARKS_OF_BARS = ("/s", "s/")
 
 _TIME = r"\d{1,5}(?::\d\d){1,2}"

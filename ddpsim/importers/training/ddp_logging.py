@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
 
-__all__ = ["DdpLogging", "ddp_logging", "logged_data"]
-
 _MARK = re.compile(r"""["']bucket_sizes["']""")
 _ENTRY = re.compile(
     r"""["'](\w{1,80})["']:[ \t\r\n]{0,8}(?:"([^"]*)"|'([^']*)'|\[([^][]*)\]|([^][,}"'\s]{1,40}))"""

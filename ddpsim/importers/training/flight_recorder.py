@@ -20,8 +20,6 @@ from ddpsim.importers.kineto.measured import ITEM_BYTES
 from ddpsim.importers.text import foreign
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["FlightRecorder", "flight_recorder", "is_dump", "unpickled"]
-
 _TYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 _MOST = 10**12
 _DEEPEST = 100

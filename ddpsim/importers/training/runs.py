@@ -10,9 +10,6 @@ from typing import NamedTuple
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["LONGEST_S", "MAY_ACCUMULATE", "Reading", "StepLines", "TooLittle", "apart", "longest"]
-__all__ += ["middle", "span", "steady"]
-
 LONGEST_S = 3.6e6
 MAY_ACCUMULATE = (
     "an iteration is a step; if gradients accumulate, it is a micro-batch (ddp.accumulation_steps)"

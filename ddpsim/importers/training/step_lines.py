@@ -32,8 +32,6 @@ from ddpsim.importers.training.trainer_state import MARKS_OF_TRAINER, trainer_li
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["has_marks", "step_lines"]
-
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 
 

@@ -17,8 +17,6 @@ from ddpsim.importers.text import Printed, clock_s
 from ddpsim.importers.training.runs import Reading, StepLines, TooLittle, apart
 from ddpsim.units import format_duration
 
-__all__ = ["MARKS_OF_TRAINER", "TrainerState", "trainer_lines", "trainer_state"]
-
 MARKS_OF_TRAINER = ("_runtime", "_steps_per_second", "epoch")
 
 _LEAST, _MOST = 1e-6, 1e9  # of rates and batches, within reason

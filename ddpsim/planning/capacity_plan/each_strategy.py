@@ -24,8 +24,6 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Planning", "StrategyPlan", "plan_each_strategy"]
-
 
 @dataclass(frozen=True)
 class StrategyPlan:

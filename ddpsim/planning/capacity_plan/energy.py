@@ -10,8 +10,6 @@ from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import board_watts
 from ddpsim.scenario.device import Device
 
-__all__ = ["Site", "energy_of"]
-
 # of a board's power, assumed: while it waits for the network, or for a restart
 _IDLE = 0.3
 # of a board's power, for host, NICs, switches and fans: half of what the whole system takes at

@@ -30,8 +30,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s, format_long_duration
 from ddpsim.wording import counted
 
-__all__ = ["HALF", "Campaign", "month_of", "operation_of"]
-
 _RUNS = 2001  # odd: the median is a run's own time
 _FEW_RUNS = 201  # to choose between numbers of spares, and to search for a size; odd too
 HALF = 0.5  # of the runs are in time, where nobody says how surely

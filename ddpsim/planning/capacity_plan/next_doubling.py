@@ -16,8 +16,6 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["next_doubling", "with_bandwidth"]
-
 _UNLIMITED_BYTES_PER_S = 1e15  # the scenario format's own limit
 _NO_TIME = 1e-6  # of the network's times
 _HALVINGS = 8

@@ -29,8 +29,6 @@ from ddpsim.result.model import NextStep
 from ddpsim.result.training import LearningRate, learning_rate_of
 from ddpsim.scenario.document import Source
 
-__all__ = ["plan_capacity"]
-
 _MOST_GPUS = 1024
 
 

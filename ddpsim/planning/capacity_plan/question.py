@@ -20,8 +20,6 @@ from ddpsim.result.training import paused_s
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Question", "StepsByBatch", "global_batch_of", "gpu_hours", "read_steps_by_batch"]
-
 _MOST_RANKS = 2_000_000
 _S_PER_HOUR = 3600
 

@@ -20,8 +20,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_duration, format_long_duration
 from ddpsim.wording import counted
 
-__all__ = ["WorldSizes"]
-
 _EVERY = 32  # so many numbers of nodes between two are all simulated
 _LOG = SizesLeftOut(
     ("all others",),

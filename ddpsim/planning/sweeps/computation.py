@@ -32,15 +32,6 @@ from ddpsim.planning.sweeps.journal import Outcome
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 
-__all__ = [
-    "THIS_PROCESS",
-    "Computation",
-    "ExecutorError",
-    "Workers",
-    "dask_workers",
-    "local_workers",
-]
-
 _BATCH_S = 0.5  # what a batch should take: long beside its way to a worker, soon kept
 _LARGEST_BATCH = 256
 _RESTARTS = 3  # of broken workers, without a point between

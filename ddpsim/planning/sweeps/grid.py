@@ -14,8 +14,6 @@ from ddpsim.errors import Problem, ScenarioError
 from ddpsim.files import read_regular
 from ddpsim.settings import Setting, split_values
 
-__all__ = ["Axis", "Grid"]
-
 MOST_POINTS = 1_000_000
 _LARGEST_BYTES = 2**26  # of the CSV of an axis
 

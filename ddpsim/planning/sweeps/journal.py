@@ -15,8 +15,6 @@ from typing import Any, cast
 from ddpsim.errors import DdpsimError
 from ddpsim.result.model import Brief, Distribution, Memory
 
-__all__ = ["Journal", "JournalError", "Outcome"]
-
 SCHEMA = "ddpsim.sweep-journal/1"
 
 Outcome = Brief | str  # figures, or why there are none

@@ -30,8 +30,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.settings import Setting
 from ddpsim.version import __version__
 
-__all__ = ["Progress", "sweep", "with_intervals"]
-
 Progress = Callable[[int, int], None]  # points that have ended, and all
 
 

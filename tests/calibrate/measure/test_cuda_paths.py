@@ -18,12 +18,14 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 from calibrate.fit.device.fit import fit_device
 from calibrate.fit.profile import fit_profile
-from calibrate.measure.cluster.session import Options, measure_locally
+from calibrate.measure.cluster.plan import Options
+from calibrate.measure.cluster.session import measure_locally
 from calibrate.measure.ddp.rounds import measure_rounds_locally
 from calibrate.measure.errors import MeasureError
 from calibrate.records.device_record import load_device_record
 from calibrate.records.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
-from calibrate.records.rounds import RoundOptions, Rounds, Variant
+from calibrate.records.rounds import RoundOptions, Rounds
+from calibrate.records.variant import Variant
 from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
 from ddpsim.scenario.catalog import device_table

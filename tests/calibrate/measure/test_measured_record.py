@@ -16,9 +16,9 @@ import torch.distributed as dist
 from measured.measuring import small_plan, two_ranks_shortly
 from torch import Tensor
 
-from calibrate.measure.cluster.plan import Slot, Task, Team
+from calibrate.measure.cluster.plan import Options, Slot, Task, Team
 from calibrate.measure.cluster.rounds import build_round
-from calibrate.measure.cluster.session import Options, measure
+from calibrate.measure.cluster.session import measure
 from calibrate.measure.cluster.timing import relative_mad
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import environment, rank_facts

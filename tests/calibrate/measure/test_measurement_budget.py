@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="measuring needs torch")
 from measured.measuring import small_plan
 
 from calibrate.measure.clock import Lap
-from calibrate.measure.cluster.plan import Slot, Task, Team
-from calibrate.measure.cluster.session import Options, measure
+from calibrate.measure.cluster.plan import Options, Slot, Task, Team
+from calibrate.measure.cluster.session import measure
 from calibrate.measure.host.machine import stolen_s
 
 

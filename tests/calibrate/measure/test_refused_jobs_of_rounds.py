@@ -10,7 +10,8 @@ import pytest
 from measured.rounds_jobs import VARIANTS, run_job, run_ranks
 
 from calibrate.measure.ranks.launch import LOST
-from calibrate.records.rounds import ALONE_PER_ROUND, RoundOptions, Variant, load_rounds
+from calibrate.records.rounds import ALONE_PER_ROUND, RoundOptions, load_rounds
+from calibrate.records.variant import Variant
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 

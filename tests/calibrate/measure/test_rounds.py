@@ -14,12 +14,12 @@ from calibrate.records.rounds import (
     ALONE_PER_ROUND,
     RoundOptions,
     Rounds,
-    Variant,
     load_rounds,
     rank_medians,
     save_rounds,
     slowest,
 )
+from calibrate.records.variant import Variant
 from calibrate.validate.validate import validate
 from ddpsim.errors import ImportFailedError
 

@@ -25,7 +25,8 @@ from measured.made_rounds import (
 from scipy.stats import binomtest
 
 from calibrate.fit.profile import fit_logs
-from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant, VariantSamples, save_rounds
+from calibrate.records.rounds import CORES_OF_RANKS, Steps, VariantSamples, save_rounds
+from calibrate.records.variant import Variant
 from calibrate.validate.page import page
 from calibrate.validate.summary import summary, warnings
 from calibrate.validate.validate import validate

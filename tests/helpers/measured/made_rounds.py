@@ -15,10 +15,10 @@ from calibrate.records.rounds import (
     Parameter,
     Rounds,
     Runs,
-    Variant,
     VariantSamples,
     save_rounds,
 )
+from calibrate.records.variant import Variant
 
 ROUNDS = 9
 MIB = 2**20

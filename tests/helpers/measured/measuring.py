@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from calibrate.measure.cluster.plan import Slot, Task, Team
-from calibrate.measure.cluster.session import Options, measure_locally
+from calibrate.measure.cluster.plan import Options, Slot, Task, Team
+from calibrate.measure.cluster.session import measure_locally
 from calibrate.measure.model.profile import Document, profile
 from calibrate.measure.ranks.launch import local
 from calibrate.records.record import Record, load_record

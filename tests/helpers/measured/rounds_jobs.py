@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.records.rounds import RoundOptions, Variant
+from calibrate.records.rounds import RoundOptions
+from calibrate.records.variant import Variant
 
 VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=2))
 

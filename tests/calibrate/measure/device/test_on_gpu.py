@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="measuring needs torch")
 import torch
 
 from calibrate.fit.device.fit import fit_device
-from calibrate.measure.cluster.session import Options, measure_locally
+from calibrate.measure.cluster.plan import Options
+from calibrate.measure.cluster.session import measure_locally
 from calibrate.measure.device.session import DeviceOptions, measure_device
 from calibrate.measure.model.profile import profile
 from calibrate.records.device_record import Case, DeviceRecord
