@@ -165,7 +165,7 @@ def profile(
     Under torchrun, or with --local, also how much the ranks' all-reduces slow it down.
     """
     from calibrate.measure.model import profile as profiling
-    from calibrate.measure.model.scaling import scale_ends
+    from calibrate.measure.model.document import scale_ends
 
     check_outputs([(output, MODEL_SCHEMA)])
     ends = scale_ends(scale) if scale else None

@@ -9,14 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from calibrate.fit.estimates import (
-    ZERO,
-    at_least,
-    difference,
-    error,
-    least_squares,
-    pooled,
-)
+from calibrate.fit.estimates import ZERO, at_least, difference, error, least_squares, pooled
 from calibrate.fit.samples import (
     LEAST_BUCKET_BYTES,
     Fit,

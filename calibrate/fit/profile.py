@@ -15,7 +15,7 @@ from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.records.record import COPIES_BACK, HALF, Kind, Measurement, Record
-from calibrate.validate.machine_speed import bare_compute_s, layer_s, times_the_least
+from calibrate.validate.steady_step import bare_compute_s, layer_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.measured import Operation
 from ddpsim.importers.profiles.cluster import (

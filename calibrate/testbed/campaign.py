@@ -25,7 +25,7 @@ from calibrate.records.rounds import RoundOptions
 from calibrate.records.variant import CAPS, Variant
 from calibrate.testbed.bed import Testbed
 from calibrate.testbed.errors import TestbedError
-from calibrate.validate.machine_speed import slowness
+from calibrate.validate.steady_step import slowness
 
 MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp", "mixer")
 _GBIT = 1e9 / 8  # bytes

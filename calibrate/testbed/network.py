@@ -36,14 +36,7 @@ from contextlib import suppress
 
 from calibrate.testbed.errors import TestbedError
 from calibrate.testbed.shaping import check_rate, tbf_arguments
-from calibrate.testbed.state import (
-    Owner,
-    State,
-    forget,
-    load_states,
-    locked,
-    save,
-)
+from calibrate.testbed.state import Owner, State, forget, load_states, locked, save
 
 MOST_HOSTS = 250  # their addresses are one /24
 _CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"

@@ -25,13 +25,15 @@ from calibrate.files import name_as_text
 from calibrate.fit.estimates import MEDIAN_ERROR, trimmed_mean
 from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, load_rounds, slowest
 from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
-from calibrate.validate.machine_speed import LAYER_ALONE, bare_rounds_s, times_the_least
 from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of
 from calibrate.validate.steady_step import (
+    LAYER_ALONE,
     Phases,
+    bare_rounds_s,
     run_sigma,
     run_times,
     steady_time,
+    times_the_least,
     usual_phases,
     with_pooled_noise,
 )

@@ -13,12 +13,7 @@ from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.topology.host import Way, between_gpus, is_nvlink, slot_bytes_per_s
 from ddpsim.cluster.topology.paths import Link, Paths
-from ddpsim.cluster.transports import (
-    BY_TABLE,
-    declared_us,
-    nic_bytes_per_s,
-    sockets_bytes_per_s,
-)
+from ddpsim.cluster.transports import BY_TABLE, declared_us, nic_bytes_per_s, sockets_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster

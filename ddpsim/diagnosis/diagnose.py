@@ -18,16 +18,19 @@ from ddpsim.diagnosis.hypothesis import FactName, Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import check_is_of, facts_of, log_probability
 from ddpsim.diagnosis.own_work import LOADERS, SHARED_LOADER
-from ddpsim.diagnosis.posterior import (
+from ddpsim.diagnosis.predictions import (
     NOISE,
+    Array,
+    Changed,
     Fit,
+    Predictor,
     Seen,
     fit,
     noise_of,
     posterior,
+    simulate_calm_steps,
     unknown_log_likelihood,
 )
-from ddpsim.diagnosis.predictions import Array, Changed, Predictor, simulate_calm_steps
 from ddpsim.diagnosis.traces import measured_in, rank_facts
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces

@@ -14,7 +14,7 @@ from shipped_scenarios import ROOT, load
 import ddpsim
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, asked
-from ddpsim.diagnosis.posterior import Seen, fit, log_likelihood, posterior
+from ddpsim.diagnosis.predictions import Seen, fit, log_likelihood, posterior
 from ddpsim.errors import InputError
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.diagnosis import render_diagnosis

@@ -17,8 +17,7 @@ from calibrate.measure.host.environment import check_same, one_host_as_several, 
 from calibrate.measure.host.machine import free_memory_bytes
 from calibrate.measure.model.user_code import find_function
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
-from calibrate.measure.ranks.launch import local, run_rank
-from calibrate.measure.ranks.progress import Reporter
+from calibrate.measure.ranks.launch import Reporter, local, run_rank
 from calibrate.records.record import Measurement, Record, load_record
 from ddpsim.units import format_bytes, format_duration
 

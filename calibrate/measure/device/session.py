@@ -31,7 +31,7 @@ from calibrate.measure.host.environment import check_same_environment, device_en
 from calibrate.measure.host.machine import free_memory_bytes, keep_freed_memory
 from calibrate.measure.model.profile import device_of
 from calibrate.measure.model.training import compute_threads
-from calibrate.measure.ranks.progress import Reporter
+from calibrate.measure.ranks.launch import Reporter
 from calibrate.records.device_record import (
     SCHEMA,
     Case,

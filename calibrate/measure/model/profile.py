@@ -20,10 +20,12 @@ from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.model.document import (
     Document,
+    check_scaled_from,
     device_name,
     measured_part,
     model_document,
     peak_memory,
+    scale_profile,
     title_of,
     with_other_part,
 )
@@ -37,7 +39,6 @@ from calibrate.measure.model.samples import (
     measure_iterations,
     step_s,
 )
-from calibrate.measure.model.scaling import check_scaled_from, scale_profile
 from calibrate.measure.model.training import (
     Training,
     batch_of,

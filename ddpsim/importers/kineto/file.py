@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from json import JSONDecodeError
 from sys import getsizeof
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.importers.json_stream import JsonStream, TooLargeError
+from ddpsim.files import json_value
 from ddpsim.importers.text import foreign, foreign_text, held_bytes
 from ddpsim.scenario.quantity import SourceFile
 
@@ -46,6 +48,11 @@ _BEGINNING = 4096
 _MOST_SHARED = 100_000
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
+
+_MOST_ITEMS = 12_000_000  # of a list: 1 GiB of events has fewer
+_LONGEST_VALUE = 2**24  # characters of a value in a stream
+_CHUNK = 2**20  # characters
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class Event(NamedTuple):
@@ -214,3 +221,102 @@ def _devices(properties: Any) -> Iterator[tuple[int, str]]:
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict) and isinstance(item.get("id"), int):
             yield item["id"], str(item.get("name"))
+
+
+class TooLargeError(ValueError):
+    """A stream is longer than what is read of it."""
+
+
+class JsonStream:
+    """Values of a JSON text in the order in which they stand, each forgotten after its use.
+
+    At most `most` characters are read. All methods raise ValueError in our words where the text
+    is no JSON, and TooLargeError where it, one list or one value is too large.
+    """
+
+    def __init__(self, text: TextIO, most: int) -> None:
+        self._text, self._most, self._left = text, most, most
+        self._held, self._at, self._lines = "", 0, 0
+
+    @property
+    def taken(self) -> int:
+        """How many characters were read."""
+        return self._most - self._left
+
+    @property
+    def line(self) -> int:
+        """The line that was reached, from 1."""
+        return self._lines + self._held.count("\n", 0, self._at) + 1
+
+    def members(self) -> Iterator[str]:
+        """Names of the object that follows; the caller takes each one's value before the next."""
+        self._expect("{")
+        if self.next_mark() == "}":
+            self._at += 1
+            return
+        while True:
+            if self.next_mark() != '"':
+                raise ValueError("Expecting property name enclosed in double quotes")
+            name: str = self.value()
+            self._expect(":")
+            yield name
+            if self._expect(",}") == "}":
+                return
+
+    def items(self) -> Iterator[Any]:
+        """Values of the list that follows."""
+        self._expect("[")
+        if self.next_mark() == "]":
+            self._at += 1
+            return
+        for _ in range(_MOST_ITEMS):
+            yield self.value()
+            if self._expect(",]") == "]":
+                return
+        raise TooLargeError(f"a list holds more than {_MOST_ITEMS:,} items")
+
+    def next_mark(self) -> str:
+        """The character that a value or the rest begins with; empty at the end."""
+        while True:
+            self._at = _SPACE.match(self._held, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._held):
+                return self._held[self._at]
+            if not self._more():
+                return ""
+
+    def value(self) -> Any:
+        """Parse the value that follows."""
+        self.next_mark()
+        while True:
+            try:
+                value, end = json_value(self._held, self._at)
+            except JSONDecodeError as error:  # or the rest of it is still to come
+                if len(self._held) - self._at > _LONGEST_VALUE:
+                    raise TooLargeError(f"a value is broken ({error.msg}) or too long") from None
+                begun = self._at
+                if not self._more():
+                    self._at = error.pos - begun
+                    raise ValueError(error.msg) from None
+                continue
+            if end == len(self._held) and self._more():  # a number may go on
+                continue
+            self._at = end
+            return value
+
+    def _expect(self, marks: str) -> str:
+        mark = self.next_mark()
+        if not mark or mark not in marks:
+            raise ValueError(f"expecting {' or '.join(map(repr, marks))}")
+        self._at += 1
+        return mark
+
+    def _more(self) -> bool:
+        """Hold as much again as is held and unused; False at the end of the text."""
+        self._lines += self._held.count("\n", 0, self._at)
+        rest = self._held[self._at :]
+        new = self._text.read(max(_CHUNK, len(rest)))
+        self._left -= len(new)
+        if self._left < 0:
+            raise TooLargeError(f"holds more than {self._most >> 30} GiB of JSON")
+        self._held, self._at = rest + new, 0
+        return bool(new)

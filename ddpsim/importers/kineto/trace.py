@@ -25,12 +25,7 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.events import Lost, TraceEvents, Window, is_communication, within
 from ddpsim.importers.kineto.file import TIMED, Event, TraceFile, read_trace_file
-from ddpsim.importers.kineto.measured import (
-    KinetoStep,
-    Piece,
-    StepParts,
-    range_of_unlike,
-)
+from ddpsim.importers.kineto.measured import KinetoStep, Piece, StepParts, range_of_unlike
 from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
 from ddpsim.scenario.quantity import SourceFile
 

@@ -8,9 +8,8 @@ from math import ceil
 from pathlib import Path
 
 from ddpsim.errors import InputError, ScenarioError, shown
-from ddpsim.planning.capacity_plan.energy import Site
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
-from ddpsim.planning.capacity_plan.question import Question, StepsByBatch, read_steps_by_batch
+from ddpsim.planning.capacity_plan.question import Question, Site, StepsByBatch, read_steps_by_batch
 from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
 from ddpsim.prediction.api import scenario_of

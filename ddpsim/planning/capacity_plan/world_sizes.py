@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.planning.capacity_plan.energy import energy_of
-from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
+from ddpsim.planning.capacity_plan.question import Question, energy_of, global_batch_of, gpu_hours
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import predict
 from ddpsim.progress import stage

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 from rich.console import Console
 
 from calibrate.measure.cluster.plan import default_plan, teams
-from calibrate.measure.ranks.progress import Reporter
+from calibrate.measure.ranks.launch import Reporter
 from calibrate.records.record import Layout
 
 

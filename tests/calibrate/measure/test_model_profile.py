@@ -20,10 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.document import ready_times
+from calibrate.measure.model.document import ready_times, scale_ends, scale_profile
 from calibrate.measure.model.profile import write_profile
 from calibrate.measure.model.samples import Samples
-from calibrate.measure.model.scaling import scale_ends, scale_profile
 from calibrate.measure.model.training import (
     Training,
     _moved,

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.measure.clock import Clock
 from calibrate.measure.ddp.stepper import logged, start_log
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.document import scale_profile
 from calibrate.measure.model.profile import (
     Document,
     ProfileOptions,
@@ -29,7 +30,6 @@ from calibrate.measure.model.profile import (
     write_profile,
 )
 from calibrate.measure.model.samples import Samples, hook_cost_s
-from calibrate.measure.model.scaling import scale_profile
 from calibrate.measure.model.training import Training
 from calibrate.measure.ranks.process_group import process_group
 from calibrate.records.rounds import Beside

@@ -16,7 +16,7 @@ from measured.measuring import small_plan
 from calibrate.measure.cluster.plan import Options
 from calibrate.measure.cluster.session import measure
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.ranks.progress import Reporter
+from calibrate.measure.ranks.launch import Reporter
 from calibrate.records.record import load_record
 
 
