@@ -115,8 +115,7 @@ class TraceEvents:
 
     def _check_apart(self, steps: Sequence[Event]) -> None:
         """Each event is then of few steps, and reading takes time in proportion to the file."""
-        spans = Intervals((op.start_us, op.end_us) for op in steps)
-        if sum(op.end_us - op.start_us for op in steps) > 2 * spans.length:
+        if sum(op.end_us - op.start_us for op in steps) > 2 * spans_of(steps).length:
             raise ImportFailedError(
                 self.name, "its steps (ProfilerStep) overlap; record one process with one profiler"
             )
@@ -177,8 +176,7 @@ class TraceEvents:
     @cached_property
     def checkpoints(self) -> Intervals:
         """When a reentrant checkpoint has a backward of its own, whose leaves are not all ours."""
-        named = (op for op in self.ops if op.name == _CHECKPOINT)
-        return Intervals((op.start_us, op.end_us) for op in named)
+        return spans_of(op for op in self.ops if op.name == _CHECKPOINT)
 
     @cached_property
     def hooks(self) -> dict[int | str, Intervals]:
@@ -239,8 +237,9 @@ class TraceEvents:
         return first.lower() or None
 
     def _spans(self, prefix: str) -> Intervals:
-        named = (op for op in self.ops if op.name.startswith(prefix) and op.thread == self.main)
-        return Intervals((op.start_us, op.end_us) for op in named)
+        return spans_of(
+            op for op in self.ops if op.name.startswith(prefix) and op.thread == self.main
+        )
 
     @cached_property
     def unpaid(self) -> dict[int | str, Intervals]:
@@ -330,8 +329,7 @@ class TraceEvents:
     @cached_property
     def communication(self) -> Intervals:
         """When a collective is under way on the device."""
-        kernels = (event for event in self.kernels if is_communication(event))
-        return Intervals((event.start_us, event.end_us) for event in kernels)
+        return spans_of(event for event in self.kernels if is_communication(event))
 
     def launched(self, window: Window) -> list[DeviceWork]:
         """What the device did of a window's launches."""
@@ -344,6 +342,11 @@ class TraceEvents:
         if ddp is not None and launch.start_us in ddp:
             return True
         return launch.thread == self.main and launch.start_us in self.loader
+
+
+def spans_of(events: Iterable[Event]) -> Intervals:
+    """When some of these events are under way."""
+    return Intervals((event.start_us, event.end_us) for event in events)
 
 
 def within(events: Sequence[Event], window: Window) -> Sequence[Event]:

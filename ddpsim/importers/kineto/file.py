@@ -48,7 +48,6 @@ _BEGINNING = 4096
 _MOST_SHARED = 100_000
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
-
 _MOST_ITEMS = 12_000_000  # of a list: 1 GiB of events has fewer
 _LONGEST_VALUE = 2**24  # characters of a value in a stream
 _CHUNK = 2**20  # characters

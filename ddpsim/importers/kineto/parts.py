@@ -14,6 +14,7 @@ from ddpsim.importers.kineto.events import (
     TraceEvents,
     Window,
     is_communication,
+    spans_of,
     within,
 )
 from ddpsim.importers.kineto.measured import OwnOfDdp, StepParts
@@ -92,8 +93,8 @@ def _idle_us(trace: TraceEvents, start_us: float, end_us: float) -> float:
 
 
 def _at_work(trace: TraceEvents, start_us: float, end_us: float) -> Intervals:
-    return Intervals(
-        (op.start_us, op.end_us)
+    return spans_of(
+        op
         for op in within(trace.ops, Window("", start_us, end_us))
         if op.thread == trace.main and op.name.startswith(("aten::", *OF_DDP))
     )
@@ -108,8 +109,7 @@ def device_parts(
 ) -> StepParts:
     """Of a GPU, which may work beyond the end of the host's step as it did at the beginning."""
     window, loader = marks.window, trace.loader
-    events = [work.event for work in trace.launched(window)]
-    device = Intervals((event.start_us, event.end_us) for event in events)
+    device = spans_of(work.event for work in trace.launched(window))
     waits_us = sum(
         end - start - device.within(start, end)
         for start, end in loader.beginning_within(window.start_us, window.end_us)

@@ -18,6 +18,7 @@ from ddpsim.importers.kineto.events import (
     Window,
     count_of,
     is_communication,
+    spans_of,
     within,
 )
 from ddpsim.importers.kineto.file import Event
@@ -44,8 +45,7 @@ DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 _S = 1e-6
-
-_THREADS = 2
+_THREADS = 2  # of gloo
 
 
 def read_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
@@ -131,16 +131,15 @@ class _Step:
     def _between_nodes_us(self) -> float:
         """What the main thread's ops take from the first node to the last, outside of nodes."""
         main = self.trace.main
-        nodes = Intervals((op.start_us, op.end_us) for op in self.nodes if op.thread == main)
+        nodes = spans_of(op for op in self.nodes if op.thread == main)
         ddp = self.trace.ddp.get(main, Intervals([]))
         between = Window("backward", self.begins_us, self.ends_us)
-        ops = (
-            (op.start_us, op.end_us)
+        return spans_of(
+            op
             for op in within(self.trace.ops, between)
             if op.thread == main and op.name.startswith("aten::")
             if op.start_us not in nodes and op.start_us not in ddp
-        )
-        return Intervals(ops).within(self.begins_us, self.ends_us)
+        ).within(self.begins_us, self.ends_us)
 
     def told(self) -> KinetoStep:
         """The step's times; raises ImportFailedError if it is several."""
@@ -265,11 +264,7 @@ class _Step:
             for op in later
             if op.name.startswith(_GLOO) and op.thread != main
         )
-        at_work = Intervals(
-            (op.start_us, op.end_us)
-            for op in later
-            if op.thread == main and op.name.startswith(_AT_WORK)
-        )
+        at_work = spans_of(op for op in later if op.thread == main and op.name.startswith(_AT_WORK))
         return sum(
             end_us - start_us - at_work.within(start_us, end_us)
             for start_us, end_us in zip(under_way.starts, under_way.ends, strict=True)
@@ -365,12 +360,8 @@ class _Step:
 
     def _beside_gloo_us(self) -> float:
         """On a CPU what the host does for forward and backward while gloo is at work."""
-        window, begins_us, thread = self.window, self.begins_us, self.ready[-1].thread
-        gloo = Intervals(
-            (op.start_us, op.end_us)
-            for op in within(self.trace.ops, window)
-            if op.name.startswith(_GLOO)
-        )
+        begins_us, thread = self.begins_us, self.ready[-1].thread
+        gloo = spans_of(self._gloo)
         return sum(
             self._forward_host_us(start_us, min(end_us, begins_us))
             + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))

@@ -22,8 +22,14 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.intervals import Intervals
-from ddpsim.importers.kineto.events import Lost, TraceEvents, Window, is_communication, within
+from ddpsim.importers.kineto.events import (
+    Lost,
+    TraceEvents,
+    Window,
+    is_communication,
+    spans_of,
+    within,
+)
 from ddpsim.importers.kineto.file import TIMED, Event, TraceFile, read_trace_file
 from ddpsim.importers.kineto.measured import KinetoStep, Piece, StepParts, range_of_unlike
 from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
@@ -173,7 +179,8 @@ def both_ways(trace: TraceEvents) -> BothWays:
     """Of all kinds of work that ran both ways, each by its medians."""
     beside: dict[Hashable, list[float]] = defaultdict(list)
     alone: dict[Hashable, list[float]] = defaultdict(list)
-    collectives = trace.communication if trace.kernels else _of_gloo(trace)
+    gloo = (op for op in trace.ops if op.name.startswith("gloo:"))
+    collectives = trace.communication if trace.kernels else spans_of(gloo)
     for what, event in _work(trace):
         length_us = event.end_us - event.start_us
         share = collectives.within(event.start_us, event.end_us) / length_us if length_us else 0.5
@@ -196,10 +203,6 @@ def _work(trace: TraceEvents) -> Iterator[tuple[Hashable, Event]]:
     for op in trace.ops if not trace.kernels else ():
         if op.name in TIMED and op.args.get("Input Dims"):
             yield (op.name, str(op.args["Input Dims"])), op
-
-
-def _of_gloo(trace: TraceEvents) -> Intervals:
-    return Intervals((op.start_us, op.end_us) for op in trace.ops if op.name.startswith("gloo:"))
 
 
 def read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
