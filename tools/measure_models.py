@@ -31,7 +31,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from zoo.measured import BATCHES, CASES, SHARDED
 
-from calibrate.capture.blocks import block_names
+from calibrate.capture.record import block_names
 from calibrate.measure.model.training import Made
 
 LONGEST_S = 150  # of one step's measurement, compilation included

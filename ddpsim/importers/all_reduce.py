@@ -23,7 +23,7 @@ from ddpsim.importers.measured import (
     bus_factor,
     layout_of_ranks,
 )
-from ddpsim.importers.nccl.devices import only_layout
+from ddpsim.importers.nccl.collectives import only_layout
 from ddpsim.importers.nccl.tests_log import read_json, read_text_log
 from ddpsim.importers.osu import is_of_osu, read_osu
 from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_text, table, whole

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import no_collection
+from calibrate.measure.cluster.interference import BesideAllReduces
 from calibrate.measure.cluster.work import LAUNCH_S, all_at_once
 from calibrate.measure.ddp.stepper import PARTS, ReducedAsByDdp, Row, Stepper, step
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
 from calibrate.measure.model.document import ready_times
-from calibrate.measure.model.interference import BesideAllReduces
 from calibrate.measure.model.samples import WARMUPS, Samples, hook_cost_s, iterate
 from calibrate.measure.model.training import Training, reduced_parameters
 from calibrate.measure.ranks.job import Job

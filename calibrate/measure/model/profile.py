@@ -15,6 +15,7 @@ from pydantic import Field
 
 from calibrate.capture.document import render
 from calibrate.files import FileName, Part, check_writable, rescued
+from calibrate.measure.cluster.interference import BesideAllReduces
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
@@ -29,7 +30,6 @@ from calibrate.measure.model.document import (
     title_of,
     with_other_part,
 )
-from calibrate.measure.model.interference import BesideAllReduces
 from calibrate.measure.model.samples import (
     WARMUPS,
     Samples,

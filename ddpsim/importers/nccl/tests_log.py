@@ -26,19 +26,17 @@ from ddpsim.importers.measured import (
     ranks_of,
 )
 from ddpsim.importers.nccl.collectives import (
+    NO_DEVICES,
+    check_one_group,
     check_operation,
     check_program,
+    device_lists,
     is_another,
+    layout_of,
+    only_layout,
     only_runs_of,
     operation_called,
     program_of,
-)
-from ddpsim.importers.nccl.devices import (
-    NO_DEVICES,
-    check_one_group,
-    device_lists,
-    layout_of,
-    only_layout,
 )
 from ddpsim.importers.nccl.text import (
     Device,
