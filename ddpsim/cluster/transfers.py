@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddpsim.cluster.algorithms import dispatch, ring_time
-from ddpsim.cluster.algorithms.schedule import Schedule
+from ddpsim.cluster.algorithms import dispatch
+from ddpsim.cluster.algorithms.schedule import Schedule, joined_ring_ns
 from ddpsim.cluster.topology.paths import Paths
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def duration_ns(transfer: Transfer) -> int:
     """Ticks from the last arrival to the last rank's end, when nothing else is in flight."""
     if isinstance(transfer, RingTransfer):
         ring = (transfer.busy_ns, transfer.latency_ns, transfer.steps)
-        return transfer.start_ns + ring_time.duration_ns(*ring)
+        return transfer.start_ns + joined_ring_ns(*ring)
     if isinstance(transfer, ScheduledTransfer):
         sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
         return transfer.start_ns + dispatch.duration_ns(*sent)

@@ -11,7 +11,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler, duration_ns
+from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler, joined_ring_ns
 from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def ring_hops_ns(paths: Paths, size_bytes: int) -> tuple[tuple[int, ...], tuple[
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:
     """Over equal links 2(n-1) a + 2(n-1)/n M b."""
-    return duration_ns(*ring_hops_ns(paths, size_bytes), 2 * (paths.ranks - 1))
+    return joined_ring_ns(*ring_hops_ns(paths, size_bytes), 2 * (paths.ranks - 1))
 
 
 def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:

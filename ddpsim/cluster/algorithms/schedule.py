@@ -100,8 +100,8 @@ class Scheduler:
 
 
 @lru_cache(maxsize=4096)
-def duration_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int) -> int:
-    """Until the last rank has its last chunk."""
+def joined_ring_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int) -> int:
+    """How long a ring takes that all ranks join at once, until the last has its last chunk."""
     if len(set(zip(busy_ns, latency_ns, strict=True))) == 1:
         return steps * (busy_ns[0] + latency_ns[0])
     if len(busy_ns) > _LONGEST_PERIOD:

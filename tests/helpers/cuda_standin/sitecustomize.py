@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from calibrate.measure.cluster import interference, rounds, work
-from calibrate.measure.model import interference as beside_backward
 
 _CPU = torch.device("cpu")
 
@@ -109,7 +108,7 @@ def _install() -> None:
     work._GEMM["cuda"], work._MEMORY["cuda"] = 64, (2**12, 4)
     work._LAYERS["cuda"] = (4, 64, 32)
     interference._QUEUED, interference._MOST_QUEUED = 2, 2
-    beside_backward._MESSAGE_BYTES["cuda"] = 2**22
+    interference._MESSAGE_BYTES["cuda"] = 2**22
     _OnCpu().__enter__()
     rank, _, error = os.environ.get("STANDIN_FAILS", "").partition(" ")
     if rank and rank == os.environ.get("RANK"):
