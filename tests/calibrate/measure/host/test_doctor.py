@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
-from calibrate.measure.host.doctor import diagnose
-from calibrate.measure.host.inspect import Host, inspect_host
+from calibrate.measure.host.doctor import Host, diagnose, inspect_host
 from calibrate.measure.host.machine import Gpu, free_memory_bytes
 from calibrate.measure.ranks.launch import free_port
 
