@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +11,7 @@ import typer
 
 from calibrate.cli_device import capture, device, fit_device
 from calibrate.cli_options import (
+    LONGEST_S,
     Batch,
     Function,
     Fused,
@@ -24,7 +23,9 @@ from calibrate.cli_options import (
     bucket_cap_mb,
     bytes_per_s,
     check_ranks_devices,
+    is_first,
     memory_bytes,
+    said_once,
     variants_of,
 )
 from calibrate.cli_profile import fit, import_nccl_tests, restart, show
@@ -33,12 +34,8 @@ from calibrate.records.rounds import RoundOptions
 from calibrate.records.variant import Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
-from ddpsim.errors import printable
 from ddpsim.files import write_atomically
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA
-
-_LONGEST_S = 1e6  # of a budget: days
-_STOPPED = 130  # as typer has it where nobody tells of Ctrl-C: 128, and SIGINT
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
 
@@ -76,7 +73,7 @@ def measure(
     *,
     local: Local = None,
     time_budget_s: Annotated[
-        float, typer.Option(min=1, max=_LONGEST_S, help="Seconds for all of it.")
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds for all of it.")
     ] = 600,
     memory_budget: Annotated[
         str | None, typer.Option(help='Of one rank, "4 GiB"; default: its part of a quarter.')
@@ -101,7 +98,7 @@ def measure(
     from calibrate.measure.cluster.session import measure as measure_here
     from calibrate.measure.cluster.session import measure_locally
 
-    with _said_once():
+    with said_once():
         _ = measure_here(options) if local is None else measure_locally(local, options)
 
 
@@ -123,7 +120,7 @@ def doctor(
         nothing = f"nothing found that would spoil a measurement of {host.backend}"
         print("\n".join(map(str, findings)) or nothing, flush=True)
         is_fit = all(finding.severity != "error" for finding in findings)
-    with _said_once():
+    with said_once():
         _compare_clocks()
     if not is_fit:
         raise typer.Exit(1)
@@ -181,17 +178,17 @@ def profile(
         scale=ends,
     )
     if local is None and os.environ.get("WORLD_SIZE", "1") == "1":
-        with _said_once():
+        with said_once():
             document = profiling.profile_alone(options)
     else:
         check_ranks_devices(device, threads)
-        with _said_once():
+        with said_once():
             document = (
                 profiling.profile_in_job(options)
                 if local is None
                 else profiling.profile_locally(local, options)
             )
-    if not _is_first(local):
+    if not is_first(local):
         return
     for warning in document["measured"]["warnings"]:
         print(f"warning   {warning}", file=sys.stderr)
@@ -222,7 +219,7 @@ def rounds(
         bool, typer.Option("--find-unused-parameters", help="DDP's option, in every variant.")
     ] = False,
     budget_s: Annotated[
-        float, typer.Option(min=1, max=_LONGEST_S, help="Seconds for the timed rounds.")
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds for the timed rounds.")
     ] = 100,
     line_rate: LineRate = None,
 ) -> None:
@@ -246,9 +243,9 @@ def rounds(
         budget_s=budget_s,
         line_rate_bytes_per_s=bytes_per_s(line_rate),
     )
-    with _said_once():
+    with said_once():
         _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
-    if _is_first(local):
+    if is_first(local):
         print(f"{output}: hold it against a profile with `validate`")
 
 
@@ -295,31 +292,6 @@ def validate(
 
         write_atomically(page, drawn(validation))
     print(summary(validation))
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """Of what every rank of a torchrun job ends with, the first speaks; Ctrl-C has its own code."""
-    from calibrate.measure.errors import RefusedError, StoppedError
-
-    try:
-        yield
-    except RefusedError:
-        if _is_first():
-            raise
-        raise typer.Exit(1) from None
-    except StoppedError as error:
-        print(printable(str(error)), file=sys.stderr)
-        raise typer.Exit(_STOPPED) from None
-
-
-def _is_first(local: int | None = None) -> bool:
-    """Whether this process speaks: it starts the ranks itself, is alone, or is rank 0 of several.
-
-    A RANK that is left over from another job means nothing without a WORLD_SIZE.
-    """
-    alone = local is not None or os.environ.get("WORLD_SIZE", "1") == "1"
-    return alone or os.environ.get("RANK", "0") == "0"
 
 
 def main() -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from calibrate.cli_options import Output
+from calibrate.cli_options import LONGEST_S, Output, said_once
 from calibrate.files import check_outputs, name_as_text, save_json
 from ddpsim.files import write_atomically
-
-_LONGEST_S = 1e6  # of a budget: days
 
 
 def device(
     output: Output,
     *,
     time_budget_s: Annotated[
-        float, typer.Option(min=1, max=_LONGEST_S, help="Seconds for all of it.")
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds for all of it.")
     ] = 480,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
@@ -29,14 +26,9 @@ def device(
     The most valuable first; the record is whole after every measurement.
     """
     from calibrate.measure.device.session import DeviceOptions, measure_device
-    from calibrate.measure.errors import StoppedError
 
-    options = DeviceOptions(output, time_budget_s, device=device, resume=resume)
-    try:
-        measure_device(options)
-    except StoppedError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(130) from None
+    with said_once():
+        measure_device(DeviceOptions(output, time_budget_s, device=device, resume=resume))
     print(f"{output}: make a device file of it with `fit-device`")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -13,11 +16,14 @@ from pydantic import ValidationError
 from calibrate.records.rounds import OptimizerName
 from calibrate.records.variant import Variant
 from ddpsim.cli import parsed
-from ddpsim.errors import shown
+from ddpsim.errors import printable, shown
 from ddpsim.importers.measured import Layout, Operation, parse_layout
 from ddpsim.scenario.suggest import in_own_words
 from ddpsim.settings import split_values
 from ddpsim.units import parse_bytes, parse_bytes_per_s
+
+_STOPPED = 130  # as typer has it where nobody tells of Ctrl-C: 128, and SIGINT
+LONGEST_S = 1e6  # of a budget: days
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
 Function = Annotated[
@@ -157,3 +163,28 @@ def _above_zero(parse: Callable[[str], float], text: str, option: str) -> float:
     if not 1 <= value < math.inf:
         raise typer.BadParameter(f"{text!r} is nothing to measure with", param_hint=option)
     return value
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Of what every rank of a torchrun job ends with, the first speaks; Ctrl-C has its own code."""
+    from calibrate.measure.errors import RefusedError, StoppedError
+
+    try:
+        yield
+    except RefusedError:
+        if is_first():
+            raise
+        raise typer.Exit(1) from None
+    except StoppedError as error:
+        print(printable(str(error)), file=sys.stderr)
+        raise typer.Exit(_STOPPED) from None
+
+
+def is_first(local: int | None = None) -> bool:
+    """Whether this process speaks: it starts the ranks itself, is alone, or is rank 0 of several.
+
+    A RANK that is left over from another job means nothing without a WORLD_SIZE.
+    """
+    alone = local is not None or os.environ.get("WORLD_SIZE", "1") == "1"
+    return alone or os.environ.get("RANK", "0") == "0"

@@ -18,6 +18,7 @@ from calibrate.cli_options import (
     Output,
     layouts,
     operations,
+    said_once,
 )
 from calibrate.files import HTML, check_outputs, name_as_text, save_json
 from ddpsim.importers.profiles.cluster import SCHEMA, ClusterProfile
@@ -67,10 +68,11 @@ def restart(
     options = RestartOptions(
         model=function, path=path, batch=batch, optimizer=optimizer, fused=fused
     )
-    if local is None:
-        measure_restart(options)
-    else:
-        measure_restart_locally(local, options)
+    with said_once():
+        if local is None:
+            measure_restart(options)
+        else:
+            measure_restart_locally(local, options)
 
 
 def show(

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from measured.measuring import ranks
 
-from calibrate.cli import _is_first
+from calibrate.cli_options import is_first
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host.environment import Facts, check_same
 from calibrate.measure.ranks.job import _told, join, read_place
@@ -161,10 +161,10 @@ def test_a_rank_left_over_from_another_job_silences_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert _is_first()
+    assert is_first()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not _is_first()
-    assert _is_first(local=2)
+    assert not is_first()
+    assert is_first(local=2)
 
 
 def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
