@@ -225,57 +225,41 @@ def _cores(hosts: int) -> list[set[int]]:
 
 def _variables() -> dict[str, str]:
     """What a host needs beside the testbed's own: this very code."""
-    return {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)])),
-    }
+    places = dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)])
+    return {"PYTHONPATH": os.pathsep.join(places)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the JSON files go")
-    parser.add_argument("--fit-rates", type=_numbers, default=(), help="Gbit/s, of records")
-    parser.add_argument("--rates", type=_numbers, default=(), help="Gbit/s, of DDP rounds")
-    parser.add_argument("--models", type=_names, default=MODELS, help="or MODULE:FUNCTION")
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
-    parser.add_argument("--budget", type=float, default=100.0, help="seconds, a run of rounds")
-    parser.add_argument(
-        "--runs", type=int, default=1, help="of each model at each rate, all else between"
+    add = parser.add_argument
+    add("folder", type=Path, help="where the JSON files go")
+    add("--fit-rates", type=_numbers, default=(), help="Gbit/s, of records")
+    add("--rates", type=_numbers, default=(), help="Gbit/s, of DDP rounds")
+    add("--models", type=_names, default=MODELS, help="or MODULE:FUNCTION")
+    add("--hosts", type=int, default=2)
+    add("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
+    add("--budget", dest="budget_s", type=float, default=100.0, help="seconds, a run of rounds")
+    add("--runs", type=int, default=1, help="of each model at each rate, all else between")
+    add(
+        "--record-budget",
+        dest="record_budget_s",
+        type=float,
+        default=240.0,
+        help="seconds, a record",
     )
-    parser.add_argument("--record-budget", type=float, default=240.0, help="seconds, a record")
-    parser.add_argument("--only", type=_names, default=(), help="kinds that a record holds")
-    parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
-    parser.add_argument(
-        "--strategies", action="store_true", help="every strategy and option, in place of caps"
-    )
-    parser.add_argument(
-        "--sharded", action="store_true", help="DDP and the sharded strategies, in place of caps"
-    )
-    parser.add_argument(
+    add("--only", dest="record_only", type=_names, default=(), help="kinds that a record holds")
+    add("--others", action="store_true", help="accumulation and a hook too")
+    add("--strategies", action="store_true", help="every strategy and option, in place of caps")
+    add("--sharded", action="store_true", help="DDP and the sharded strategies, in place of caps")
+    add(
         "--again-above",
         type=float,
         metavar="TIMES",
         help="measure once more what ran while the machine was so many times slower, and keep the "
         "calmer",
     )
-    given = parser.parse_args(arguments)
-    campaign = Campaign(
-        folder=given.folder,
-        fit_rates=given.fit_rates,
-        rates=given.rates,
-        models=given.models,
-        hosts=given.hosts,
-        rounds=(given.rounds[0], given.rounds[1]),
-        runs=given.runs,
-        budget_s=given.budget,
-        record_budget_s=given.record_budget,
-        record_only=given.only,
-        others=given.others,
-        strategies=given.strategies,
-        sharded=given.sharded,
-        again_above=given.again_above,
-    )
+    campaign = Campaign(**vars(parser.parse_args(arguments)))
     failed = campaign.run(lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
     return 1 if failed else 0
 
