@@ -45,6 +45,7 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _ZERO1 = "ddp.zero1"
 _OVERLAPS = f"{_ZERO1}.overlap_with_ddp"
 _SOURCES = ("model", "profile", "trace", "parameters")
+_BUDGETS = (0.5, 0.8)  # of torch.compile's partitioner
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
@@ -346,6 +347,9 @@ def _checkpoints(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
     """Other activation checkpointing, where a model has some and its step is estimated."""
     if workload.checkpointing is None or workload.measured_by:
         return
+    for budget in _BUDGETS if workload.compile else ():
+        if workload.checkpointing.memory_budget != budget:
+            yield [f"workload.checkpointing={{memory_budget: {budget}}}"], ""
     for word, options in WORDS.items():
         if workload.checkpointing != options:
             yield [f"workload.checkpointing={word}"], ""

@@ -458,6 +458,9 @@ class Workload(Spec):
             raise fail(f"{told}; write precision: bf16", "optimizer.masters")
         if self.checkpointing is None:
             return
+        if self.checkpointing.memory_budget is not None and not self.compile:
+            told = "is torch.compile's; write workload.compile: true or blocks"
+            raise fail(told, "checkpointing.memory_budget")
         reasons = {
             "a trace shows what was run again; drop it": self.trace,
             "a profile's times and memory are those of the model as it ran; profile it with its "

@@ -104,6 +104,11 @@ class KeptBytes:
             by_blocks += rerun.kept_bytes if rerun else block.own_bytes
         return max(most, by_blocks + self._others[-1] + first_gradients_bytes)
 
+    @property
+    def outside_bytes(self) -> float:
+        """What is kept outside of blocks, and of their inputs, when the forward ends."""
+        return self._others[-1]
+
     @cached_property
     def _rows(self) -> dict[str, tuple[int, int]]:
         """Of each block, its first row of the forward, and one beyond the last."""

@@ -7,7 +7,7 @@ takes the place of the fused one that was captured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
 from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of, with_reruns
 from ddpsim.workload.fine_tuning import fine_tuned, quantized_state_bytes
 from ddpsim.workload.float8 import Float8Linears
+from ddpsim.workload.memory_budget import budgeted, with_budget
 from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.zoo.law import Law, written_out
@@ -72,15 +73,9 @@ def zoo_model(
     forward = priced.works(step.forward, table["forward_modules"], blocks)
     owners = [table["parameters"]["name"][index] for index in table["ready_order"]]
     backward = priced.works(step.backward, [*owners, ""], blocks)
-    reruns = {}
-    if policy := workload.checkpointing:
-        names = checkpointed(policy, table["name"], table["blocks"])
-        chosen = [one for one in kept.blocks if one.name in names and one.backward is not None]
-        compiled = bool(workload.compile)
-        reruns = reruns_of(policy, step.forward, chosen, compiled=compiled)
-        forward, backward = with_reruns(
-            *(forward, backward, chosen, reruns, priced.inside.work), compiled=compiled
-        )
+    forward, backward, activation_bytes = _checkpointed(
+        *(table, workload, step, kept), (forward, backward), priced.inside.work
+    )
     frozen = _Frozen.of(table, workload)
     held, ready_order = parameters, tuple(table["ready_order"])
     if gathers_frozen:
@@ -94,7 +89,7 @@ def zoo_model(
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=kept.at_most(reruns, step.first_gradients_bytes),
+        activation_bytes=activation_bytes,
         provenance=roofline_provenance(
             table,
             workload,
@@ -111,6 +106,33 @@ def zoo_model(
         float8_gathered=linears.gathered if linears else frozenset(),
         flops=float(flops),
     )
+
+
+def _checkpointed(
+    table: dict[str, Any],
+    workload: Workload,
+    step: Step,
+    kept: KeptBytes,
+    works: tuple[tuple[Work, ...], tuple[Work, ...]],
+    priced: Callable[[Row], Work],
+) -> tuple[tuple[Work, ...], tuple[Work, ...], float]:
+    """Forward and backward with what runs again, and the bytes that are kept meanwhile."""
+    (forward, backward), policy = works, workload.checkpointing
+    if policy is None:
+        return forward, backward, kept.at_most({}, step.first_gradients_bytes)
+    if policy.memory_budget is not None:
+        whole = [(0, len(step.forward))]
+        graphs = whole if workload.compile is True else [block.rows for block in kept.blocks]
+        plan = budgeted(step.forward, graphs, policy.memory_budget)
+        outside_bytes = 0.0 if workload.compile is True else kept.outside_bytes
+        held_bytes = plan.kept_bytes + outside_bytes + step.first_gradients_bytes
+        return forward, with_budget(backward, kept.blocks, plan, priced), held_bytes
+    names = checkpointed(policy, table["name"], table["blocks"])
+    chosen = [one for one in kept.blocks if one.name in names and one.backward is not None]
+    compiled = bool(workload.compile)
+    reruns = reruns_of(policy, step.forward, chosen, compiled=compiled)
+    forward, backward = with_reruns(forward, backward, chosen, reruns, priced, compiled=compiled)
+    return forward, backward, kept.at_most(reruns, step.first_gradients_bytes)
 
 
 @dataclass(frozen=True)

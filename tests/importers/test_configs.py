@@ -196,6 +196,14 @@ def test_a_config_becomes_a_scenario(name: str) -> None:
             "workload.checkpointing",
             {"every": 3},
         ),
+        (
+            {
+                "model": {"flavor": "8B"},
+                "activation_checkpoint": {"mode": "memory_budget", "memory_budget": 0.3},
+            },
+            "workload.checkpointing",
+            {"memory_budget": 0.3},
+        ),
         ({"zero_optimization": {"stage": 0}}, "ddp.strategy", "ddp"),
         (
             {"trainer": {"devices": 2}, "optimizer": {"class_path": "torch.optim.Muon"}},

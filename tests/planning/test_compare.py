@@ -363,3 +363,14 @@ def test_adamw_is_a_row_of_an_optimizer_without_its_moments() -> None:
     titles = {each.title: each.note for each in each_flag(muon)}
     assert titles["workload.optimizer=adamw"] == "another training"
     assert "workload.optimizer.fused=true" in titles
+
+
+def test_budgets_of_the_compiler_are_rows_where_it_compiles() -> None:
+    def titles(*settings: str) -> set[str]:
+        changed = document("checkpointing").changed(settings)
+        return {each.title for each in each_flag(changed) if "memory_budget" in each.title}
+
+    half, most = (f"workload.checkpointing={{memory_budget: {part}}}" for part in (0.5, 0.8))
+    assert titles() == set()
+    assert titles("workload.compile=true") == {half, most}
+    assert titles("workload.compile=true", half) == {most}

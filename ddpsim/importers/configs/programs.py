@@ -99,6 +99,9 @@ def _checkpoints(values: Mapping[str, Any]) -> Settings:
     option = str(values.get("activation_checkpoint.selective_ac_option", "2"))
     if "activation_checkpoint.mode" not in values or mode == "none":
         return {}
+    if mode == "memory_budget":  # of torch.compile
+        budget = values.get("activation_checkpoint.memory_budget", 0.5)
+        return {"workload.checkpointing": {"memory_budget": budget}}
     if mode == "full" or option == "op":
         return {"workload.checkpointing": mode}
     if option.isdecimal() and int(option) > 0:
@@ -163,7 +166,8 @@ _TITAN: dict[str, Rule] = {
         ),
         IDLE,
     ),
-    "activation_checkpoint.mode": only("none", "full", "selective"),  # _titan
+    "activation_checkpoint.mode": only("none", "full", "selective", "memory_budget"),  # _titan
+    "activation_checkpoint.memory_budget": IDLE,  # _checkpoints
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": IDLE,
     "activation_checkpoint.selective_ac_option": IDLE,  # _checkpoints
     "activation_checkpoint.early_stop": only("false"),

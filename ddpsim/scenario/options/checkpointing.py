@@ -33,10 +33,18 @@ class Checkpointing(Spec):
         "alternate_product is a block's first, third, ... matrix product",
     )
 
+    memory_budget: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="torch.compile's activation_memory_budget: the part that stays of what the "
+        "compiled model would keep for the backward",
+    )
+
     @model_validator(mode="after")
     def _one_choice(self) -> Checkpointing:
         if self.blocks is not None and self.every:
             raise fail("blocks and every both choose blocks; drop one of them", "every")
+        if self.memory_budget is not None and (self.blocks is not None or self.every or self.keep):
+            raise fail("lets the compiler choose; drop the other options", "memory_budget")
         if {"product", "alternate_product"} <= {*self.keep}:
             raise fail("holds product, which every alternate_product is; drop one", "keep")
         return self
@@ -52,11 +60,6 @@ WORDS = {
 
 def _checkpointing(value: Any) -> Any:
     """A word, names of blocks, or the options; nothing for an empty list."""
-    if isinstance(value, dict) and "memory_budget" in value:
-        raise ValueError(
-            "memory_budget is not modelled: nobody knows what torch.compile's partitioner would "
-            "save; write full, selective, or {keep: [attention]}"
-        )
     if value is None or isinstance(value, (Checkpointing, dict)):
         return value
     chosen = word_or_modules(value, tuple(WORDS), "blocks")
