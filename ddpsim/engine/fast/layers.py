@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class _Key(NamedTuple):
 def layers_of(parts: Sequence[_Part]) -> tuple[Layers, ...]:
     """Those of a step, as all trials have them."""
     keys = list(_keys(parts))
+    records = [0, *accumulate(isinstance(part.first, Record) for part in parts)]
     places: dict[_Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -77,7 +79,7 @@ def layers_of(parts: Sequence[_Part]) -> tuple[Layers, ...]:
         if count < _FEWEST:
             place += 1
             continue
-        found.append(_layers(parts, keys, place, length, count))
+        found.append(_layers(parts, keys, records, place, length, count))
         place = found[-1].end
     return tuple(found)
 
@@ -98,19 +100,26 @@ def _longest_run(keys: Sequence[_Key], place: int, alike: Sequence[int]) -> tupl
 
 
 def _layers(
-    parts: Sequence[_Part], keys: Sequence[_Key], begin: int, length: int, count: int
+    parts: Sequence[_Part],
+    keys: Sequence[_Key],
+    records: Sequence[int],
+    begin: int,
+    length: int,
+    count: int,
 ) -> Layers:
-    layer = [part.first for part in parts[begin : begin + length]]
+    """`records`: how many there are before each part."""
+    later = begin + length
+    layer = [part.first for part in parts[begin:later]]
     sent = [each for each in layer if isinstance(each, Communicate)]
     return Layers(
         *(begin, length, count),
-        host_ns=parts[begin + length].offset_ns - parts[begin].offset_ns,
+        host_ns=parts[later].offset_ns - parts[begin].offset_ns,
         sent=len(sent),
-        recorded=sum(isinstance(each, Record) for each in layer),
-        first_record=sum(isinstance(part.first, Record) for part in parts[:begin]),
+        recorded=records[later] - records[begin],
+        first_record=records[begin],
         groups=frozenset(each.group for each in sent),
-        sent_back=max(key.sent_back for key in keys[begin : begin + length]),
-        recorded_back=max(key.recorded_back for key in keys[begin : begin + length]),
+        sent_back=max(key.sent_back for key in keys[begin:later]),
+        recorded_back=max(key.recorded_back for key in keys[begin:later]),
     )
 
 
