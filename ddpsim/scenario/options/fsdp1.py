@@ -47,8 +47,8 @@ class Fsdp1(Spec):
 
     units: Units = Field(
         "blocks",
-        description="modules that auto_wrap_policy wraps: blocks (numbered modules, such as "
-        "layers.0: transformer_auto_wrap_policy), {min_parameters: N} "
+        description="modules that auto_wrap_policy wraps: blocks (numbered modules of "
+        "several layers, such as layers.0: transformer_auto_wrap_policy), {min_parameters: N} "
         "(size_based_auto_wrap_policy), or a list of names; all other parameters are the root's",
     )
     sharding_strategy: ShardingStrategy = Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import NamedTuple, Protocol
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.strategies.fully_shard.auto_wrap import large_modules
+from ddpsim.strategies.fully_shard.blocks import block_names, names_numbers
 from ddpsim.workload.model import Model, Parameter, Work, joined
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 ROOT = 0
-_BLOCK = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
 _SOME = 3  # names in a message
 
 
@@ -63,7 +62,7 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
     names = [parameter.name for parameter in model.parameters]
     sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
     prefixes = named_units(sizes, choice, key)
-    if choice == "blocks" and not prefixes:
+    if choice == "blocks" and not prefixes and not names_numbers(names):
         raise InputError(
             key,
             "this model's parameters name no numbered modules (such as layers.0) to be blocks; "
@@ -91,7 +90,7 @@ def named_units(
     """
     names = [name for name, _ in sizes]
     if choice == "blocks":
-        return _blocks(names)
+        return block_names(sizes)
     if isinstance(choice, BySize):
         least, whole = choice.min_parameters, sum(numel for _, numel in sizes)
         if least > whole:
@@ -135,17 +134,6 @@ def _first_parameters(names: Sequence[str]) -> dict[str, int]:
         for module in _modules(name):
             first.setdefault(module, i)
     return first
-
-
-def _blocks(names: Sequence[str]) -> tuple[str, ...]:
-    """Numbered modules, such as layers.0 and encoder_layer_0, the outermost of each parameter."""
-    found: dict[str, None] = {}
-    for name in names:
-        modules = name.split(".")[:-1]
-        numbered = (i for i, module in enumerate(modules, 1) if _BLOCK.fullmatch(module))
-        if (end := next(numbered, None)) is not None:
-            found[".".join(modules[:end])] = None
-    return tuple(found)
 
 
 def _no_such_module(prefix: str, names: Sequence[str]) -> str:

@@ -243,9 +243,12 @@ def test_a_reduction_waits_for_the_one_before_it() -> None:
         ("bert-base", 12, "bert.encoder.layer.0", 14),
         ("vit-b-16", 12, "encoder.layers.encoder_layer_0", 8),
         ("resnet50", 16, "layer1.0", 5),
+        ("convnext_tiny", 8, "features.0", 4),
     ],
 )
-def test_blocks_are_the_numbered_modules(model: str, units: int, first: str, root: int) -> None:
+def test_blocks_of_known_models_are_those_of_their_lists(
+    model: str, units: int, first: str, root: int
+) -> None:
     """And the forward goes through each of them once, as its modules are named."""
     workload = {"model": model, "batch_per_rank": 1}
     cluster = {"machine": "dgx-a100", "nodes": 1}
@@ -296,7 +299,7 @@ def test_two_dtypes_are_refused_where_torch_does(
 ) -> None:
     """torch: "FSDP expects uniform original parameter dtype", and "same dense type"."""
     listed = tmp_path / "parameters.csv"
-    listed.write_text("name,shape,dtype\n1.weight,8x8,float32\n1.bias,8,bfloat16\n")
+    listed.write_text("name,shape,dtype\n1.a.weight,8x8,float32\n1.b.bias,8,bfloat16\n")
     keys = {
         "schema": "ddpsim/1",
         "workload": {"parameters": str(listed), "batch_per_rank": 1, "step_time": "10 ms"},
