@@ -73,6 +73,9 @@ COMPUTE = {
 HOST = Uncertainty(0.41, "16 measured hosts, each by those of other publishers")
 FLOAT8 = Uncertainty(0.35, "assumed: float8 products as near their peak as those of bf16")
 COMPILED_HOST = Uncertainty(0.50, "assumed: compiled code's launches as uncertain as operators")
+# hooks of units and the optimizer over DTensors, which no publisher times on a GPU's host
+GPU_HOOKS = Uncertainty(0.41, "assumed: units' hooks as uncertain as operators of measured hosts")
+CPU_HOOKS = Uncertainty(0.34, "units' hooks of eight models on a CPU")
 STATED_HOST = Uncertainty(0.10, "assumed: the host's times as stated in the scenario")
 MEASURED_HOST = Uncertainty(0.10, "assumed: the host's times as measured by `calibrate device`")
 MEASURED_DEVICE = "the device file's error, where half of the zoo's models predict the others"

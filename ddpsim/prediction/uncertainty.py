@@ -9,8 +9,10 @@ from ddpsim.prediction.interval import (
     COMPILED,
     COMPILED_HOST,
     COMPUTE,
+    CPU_HOOKS,
     DATA,
     FLOAT8,
+    GPU_HOOKS,
     HOST,
     MANY_MODELS,
     MANY_STEPS,
@@ -99,11 +101,16 @@ def _of_roofline(job: Job) -> Uncertainty:
 
 def _of_host(job: Job) -> Uncertainty | None:
     """Uncertainty of launches and of long hooks, where a step may come to wait for them."""
-    counts = job.scenario.ddp.zero.counts_in_hooks
-    estimated = job.model.basis == "roofline" and job.scenario.cluster.device.kind != "cpu"
-    if not estimated and not counts:
+    on_cpu = job.scenario.cluster.device.kind == "cpu"
+    has_units, counts = job.scenario.ddp.shards_model, job.scenario.ddp.zero.counts_in_hooks
+    if on_cpu:
+        return CPU_HOOKS if has_units else None
+    estimated = job.model.basis == "roofline"
+    if not estimated and not counts and not has_units:
         return None
-    known = HOST if counts else _of_launches(job)
+    known = HOST if counts else _of_launches(job) if estimated else GPU_HOOKS
+    if has_units:
+        known = max(known, GPU_HOOKS, key=lambda each: each.sigma)
     _, most = edges(known)
     if most * job.host_share <= 1:
         return None
@@ -121,9 +128,9 @@ def _of_launches(job: Job) -> Uncertainty:
 
 def host_provenance(job: Job) -> Iterator[Provenance]:
     """What the host is taken to need, where a step may come to wait for it."""
-    if job.model.basis != "roofline" or not _of_host(job):
-        return
     device, compiled = job.scenario.cluster.device, job.model.is_compiled
+    if job.model.basis != "roofline" or device.kind == "cpu" or not _of_host(job):
+        return
     launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
     both = format_duration(device.launch_s + device.operator_s)
     eager = f"{both} an operator of the model, {launch} of them a launch"

@@ -244,8 +244,10 @@ def _fully_shard(context: StrategyContext) -> Strategy:
     group: ProcessGroup = "node" if scenario.ddp.strategy == "hsdp" else "world"
     around = context.around_shards(groups.sharded_model, groups.norm_sum(group))
     around = around._replace(after=(*around.after, *groups.scales(group)))
-    moved = moved_bytes(scenario.workload.optimizer, context.model.used)
-    return FullyShard.of(model, scenario.ddp, groups, around, moved, muon)
+    chosen = scenario.workload.optimizer
+    moved = moved_bytes(chosen, context.model.used)
+    optimizer = groups.optimizer(beside_muon(chosen) if chosen.name == "muon" else chosen, moved)
+    return FullyShard.of(model, scenario.ddp, groups, around, optimizer, muon)
 
 
 def _beside_muon(

@@ -51,7 +51,7 @@ def test_the_table_of_accuracy_has_them_all() -> None:
         levels = f"{100 * figures.median_error:.1f} % | {100 * figures.worst_error:.0f} %"
         assert f"| {figures.cases} | {levels} | {100 * figures.covered:.0f} % |" in page
     far = [case for case in (*_cases(shards=False), *_cases(shards=True)) if case.error < -0.05]
-    assert len(far) == 6
+    assert len(far) == 5
 
 
 def test_plain_strategies_and_options_are_predicted() -> None:
@@ -81,8 +81,8 @@ def test_sharded_steps_after_one_that_is_not_timed_are_predicted() -> None:
     sweeps = campaign(SHARDED_ALONE).sweeps
     errors = [abs(case.error) for sweep in sweeps for case in sweep.cases]
     assert len(errors) == 24
-    assert median(errors) <= 0.04
-    assert max(errors) <= 0.1
+    assert median(errors) <= 0.015
+    assert max(errors) <= 0.05
     signs = [right for sweep in sweeps for right in sweep.ranked]
     assert len(signs) == 18
     assert all(signs)

@@ -128,7 +128,8 @@ class FullyShard(Spec):
     units: Units = Field(
         "blocks",
         description="modules that are sharded on their own: blocks (numbered modules "
-        "of several layers, such as layers.0), {min_parameters: N} (modules with so many elements, inner ones first), or a "
+        "of several layers, such as layers.0), {min_parameters: N} (modules with so many elements, "
+        "inner ones first), or a "
         "list of names; all other parameters are the root's",
     )
     reshard_after_forward: _Reshards = Field(

@@ -33,6 +33,9 @@ PYTHON_COLLECTIVE_S = 30e-6
 # with CPU tensors
 COUNTED_S = 4.2e-6
 _HOOK_S = 5.0e-6  # of a parameter, with the default options
+# hooks of units in steps of five models on a CPU; forward and backward of an operator on the host
+# where they were measured (linear layers, norms and ReLUs of width 4)
+_IN_A_STEP, _OPERATOR_S = 3.0, 21e-6
 _DIVIDING = ("allreduce", "powerSGD", "post_localSGD")  # hooks that divide the bucket themselves
 _BROADCAST_BYTES = 250 * MIB  # torch: distributed.py, broadcast_bucket_size
 
@@ -199,6 +202,23 @@ class DdpCosts:
         if self.ddp.static_graph:
             return 5.8e-6
         return 4.3e-6 if self.ddp.gradient_as_bucket_view else _HOOK_S
+
+    @property
+    def host_times(self) -> float:
+        """How many times as long Python takes the host as the one on which units were measured.
+
+        A GPU's host is as much slower as its operators are; on a CPU DDP's own hooks tell, where
+        they were measured.
+        """
+        if self.device.kind != "cpu":
+            return self.device.operator_s / _OPERATOR_S
+        measured = self.overheads and self.overheads.hook_s
+        return measured.value / _HOOK_S if measured else 1.0
+
+    @property
+    def unit_hook_times(self) -> float:
+        """The same of units' hooks, where a CPU's kernels take the caches that a loop leaves."""
+        return self.host_times * (_IN_A_STEP if self.device.kind == "cpu" else 1)
 
     @property
     def forward_hook_s(self) -> float:

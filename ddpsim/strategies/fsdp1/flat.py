@@ -1,8 +1,8 @@
 """A unit's flat parameter: its length with padding, what is sent of it, and what that costs.
 
 Sources: torch 2.13's torch/distributed/fsdp (_flat_param.py: padding, casts; _runtime_utils.py:
-divisions). Host times: the thread's own time of hooks on one core of an EPYC, torch 2.13, 20 units
-of 2, 8 and 32 tiny parameters over a group that sends nothing.
+divisions). Host times: as those of fully_shard (fully_shard/groups.py), what forward and backward
+of 20 units of 2, 8 and 32 tiny parameters take more than without, over a group that sends nothing.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ class _HostTimes(NamedTuple):
     post_forward: HostTime
     post_forward_whole: HostTime
     post_backward: HostTime
+    views: HostTime  # in autograd's graph, the wrapper's call, the final callback
 
 
 _FLAT = _HostTimes(
-    HostTime(131e-6, 6.4e-6),
-    HostTime(93e-6, 0.1e-6),
+    HostTime(199e-6, 11.7e-6),
+    HostTime(104e-6, 0.4e-6),
     HostTime(56e-6, 0.3e-6),
     HostTime(41e-6, 0.2e-6),
     HostTime(24e-6, 0.3e-6),
-    HostTime(95e-6, 0.3e-6),
+    HostTime(69e-6, 2.8e-6),
+    HostTime(49e-6, 0.7e-6),
 )
 _ORIGINAL = _HostTimes(
-    HostTime(140e-6, 10e-6),
-    HostTime(140e-6, 11.3e-6),
+    HostTime(202e-6, 19e-6),
+    HostTime(151e-6, 17e-6),
     HostTime(66e-6, 1.8e-6),
     HostTime(75e-6, 3.9e-6),
     HostTime(24e-6, 0.2e-6),
-    HostTime(150e-6, 9e-6),
+    HostTime(100e-6, 0.0),
+    HostTime(67e-6, 19.6e-6),
 )
-# what else a step took: views in autograd's graph, the wrapper's call, the final callback
-_VIEWS = HostTime(254e-6, 3.3e-6)
 
 
 class _Lengths(NamedTuple):
@@ -145,7 +146,8 @@ class Flats:
             stays_ns=host[2],
             post_forward_ns=host[3 if self.ranks > 1 and self.spec.frees_after_forward else 4],
             joined=Launch(
-                self._host_ns(_VIEWS, parameters), self._moved_ns(2 * reduced.flat * sent_bytes)
+                self._host_ns(times.views, parameters),
+                self._moved_ns(2 * reduced.flat * sent_bytes),
             ),
             added=Launch(0, self._moved_ns(3 * reduced.flat * sent_bytes)),
             reduced=Launch(host[5], self._before_ns(reduced, sent_bytes, summed_bytes)),
@@ -268,7 +270,7 @@ class Flats:
 
     def _host_ns(self, host: HostTime, parameters: Sequence[Parameter]) -> int:
         """It holds that of launches."""
-        return self.ticks.host_ns(host.of(len(parameters)))
+        return self.ticks.host_ns(host.of(len(parameters)), self.costs.unit_hook_times)
 
 
 def _padded(elements: int, divisor: int) -> int:

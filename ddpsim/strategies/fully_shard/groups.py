@@ -1,8 +1,10 @@
 """What the parameters of a unit send together, what that costs, and what they hold.
 
 Sources: torch 2.13's torch/distributed/fsdp/_fully_shard (_fsdp_collectives.py: copies;
-_fsdp_param.py: padding). Host times: the process's own time of hooks on one core of an EPYC, torch
-2.13, 20 units of 2, 8 and 32 tiny parameters over a group that sends nothing.
+_fsdp_param.py: padding). Host times: what forward and backward of 20 units of 2, 8 and 32 tiny
+parameters take more than without units, over a group that sends nothing; the thread's own time on
+one core of an EPYC, torch 2.13. What is left out, one option after the other, tells hooks apart:
+the gather before the backward, reductions.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fully_shard import FullyShard
+from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.fully_shard.dtensors import dispatch_s, on_shards
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
@@ -36,12 +40,14 @@ class HostTime(NamedTuple):
         return self.once_s + parameters * self.each_s
 
 
-_GATHER = HostTime(63e-6, 4.4e-6)
-_COPY_OUT = HostTime(56e-6, 6.2e-6)
-_POST_FORWARD = HostTime(9e-6, 1.2e-6)
-_REDUCE = HostTime(69e-6, 11e-6)
-# AdamW over DTensors took 24 us a parameter, over tensors 11
-_OPTIMIZER_S = 13e-6
+# both together, divided as functions' own times are
+_GATHER = HostTime(57e-6, 9.3e-6)
+_COPY_OUT = HostTime(50e-6, 13e-6)
+_FORWARD = HostTime(156e-6, 1.3e-6)  # else, before and after it
+_BACKWARD = HostTime(85e-6, 4.8e-6)  # else, before and after it
+_REDUCE = HostTime(95e-6, 17e-6)
+# the norm of a float8 weight's largest value: foreach operators over DTensors
+_SCALE_S = 13e-6
 _SCALES = -1  # the number of their all-reduce, which is awaited before the next one
 # clip_grad_norm_ over 20 to 400 DTensors took 7.0 us each and 220 us, over tensors 2.7 and 22
 _CLIP = HostTime(200e-6, 4.3e-6)
@@ -82,7 +88,8 @@ class Group:
     gather: Launch  # the host's time, and copies of the shards on the all-gather's stream
     regather: Launch  # the same among those that keep a copy
     copy_out: Launch
-    post_forward_ns: int
+    forward_ns: int  # of the host, after it
+    backward_ns: int  # of the host, after it
     copy_in: Launch  # of gradients, with the host's time for the reduce-scatter
     cast_in: Launch  # of gradients that are not reduced yet, to the type in which they will be
     add_in: Launch  # of a later micro-batch's gradients to those
@@ -164,7 +171,8 @@ class Groups:
             copy_out=Launch(
                 self._host_ns(_COPY_OUT, parameters), self._moved_ns(2 * gathered_bytes)
             ),
-            post_forward_ns=self._host_ns(_POST_FORWARD, parameters),
+            forward_ns=self._host_ns(_FORWARD, parameters),
+            backward_ns=self._host_ns(_BACKWARD, reduced),
             copy_in=Launch(
                 self._host_ns(_REDUCE, reduced) + to_host.host_ns, self._moved_ns(copied_bytes)
             ),
@@ -245,21 +253,19 @@ class Groups:
         sent = self.spec.mixed_precision.param or parameter.dtype
         return self.padded(parameter) * ITEM_BYTES[sent]
 
-    def optimizer(self, moved_bytes: float) -> Launch:
+    def optimizer(self, optimizer: Optimizer, moved_bytes: float) -> Launch:
         """On shards: a part of its bytes, with the host's time for DTensors.
 
         `moved_bytes`: by the optimizer of the whole model. Where it is offloaded the host does it
         all, while the device idles.
         """
         whole = self.model.optimizer
-        floor_s = whole.kernels * self.costs.device.kernel_floor_s
-        tensors = len(self.model.used) if self.optimized is None else self.optimized
-        host_s = whole.host_s + _OPTIMIZER_S * tensors
-        if self.offload:
-            moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
-            return self.ticks.launch(Work(host_s + moved_s))
-        device_s = max(min(floor_s, whole.device_s), whole.device_s / self.ranks)
-        return self.ticks.launch(Work(device_s, whole.kernels, host_s))
+        count = len(self.model.used) if self.optimized is None else self.optimized
+        if not self.offload:
+            return self.ticks.launch(on_shards(whole, optimizer, count, self.ranks, self.costs))
+        host_s = self.costs.host_times * count * dispatch_s(optimizer, "cpu")
+        moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
+        return self.ticks.launch(Work(whole.host_s + host_s + moved_s))
 
     def scales(self, group: ProcessGroup) -> Iterator[Instruction]:
         """precompute_float8_dynamic_scale_for_fsdp: largest values of all shards, reduced at once.
@@ -270,7 +276,7 @@ class Groups:
         if not self.precomputes_scales:
             return
         sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.ranks for p in weights)
-        host_s = _OPTIMIZER_S * len(weights)
+        host_s = self.costs.host_times * _SCALE_S * len(weights)
         found = Launch(self.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
         yield compute("optimizer", found)
         if self.ranks > 1:
@@ -328,4 +334,4 @@ class Groups:
 
     def _host_ns(self, host: HostTime, parameters: Sequence[Parameter]) -> int:
         """It holds that of launches."""
-        return self.ticks.host_ns(host.of(len(parameters)))
+        return self.ticks.host_ns(host.of(len(parameters)), self.costs.unit_hook_times)

@@ -254,7 +254,7 @@ class Step:
                 yield from self._keep(unit)
             self._shard(unit)
         self._forward_order.append(unit)
-        yield Compute("forward", self.groups[unit].post_forward_ns, 0)
+        yield Compute("forward", self.groups[unit].forward_ns, 0)
 
     def _keep(self, unit: int) -> Iterator[Instruction]:
         """Copy this rank's part of what is kept, which the next all-gather waits for."""
@@ -279,6 +279,7 @@ class Step:
         if group.is_empty:
             return
         self._at("backward", unit)
+        yield Compute("backward", group.backward_ns, 0)
         yield from self._accumulate(unit, group, ends)
         if ends.shards:
             self._shard(unit)

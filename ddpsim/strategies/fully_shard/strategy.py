@@ -13,6 +13,7 @@ from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
 from ddpsim.strategies.fully_shard.step import Ends, Step
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
 from ddpsim.strategies.instructions import Instruction
+from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
@@ -50,13 +51,13 @@ class FullyShard(Sharded):
         ddp: Ddp,
         groups: Groups,
         around: AroundOptimizer,
-        moved_bytes: float,
+        optimizer: Launch,
         muon: Sequence[Instruction] = (),
     ) -> FullyShard:
         """A model's step; raises InputError for units that torch refuses.
 
-        `around`: what the loop does around the optimizer, on shards; `moved_bytes`: by the
-        optimizer of the whole model. `muon`: its step, before that of the optimizer beside it.
+        `around`: what the loop does around the optimizer, on shards; `optimizer`: that, on shards.
+        `muon`: its step, before that of the optimizer beside it.
         """
         replicas, spec = groups.replicas, ddp.sharding
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
@@ -73,7 +74,7 @@ class FullyShard(Sharded):
             groups=tuple(groups.each(units)),
             first=first,
             later=later,
-            optimizer=groups.optimizer(moved_bytes),
+            optimizer=optimizer,
             shard_bytes=groups.shard_bytes,
             ranks=groups.ranks,
             reshards=groups.reshards,

@@ -365,6 +365,7 @@ def test_each_strategy_has_it() -> None:
 def test_all_wait_for_a_slow_first_rank(strategy: str) -> None:
     """Twice as slow, as one that also writes logs, where compute hides all communication."""
     settings_ = ["workload.model=gpt2", "run.iterations=1", f"ddp.strategy={strategy}"]
+    settings_ += ["workload.batch_per_rank=16"]
     settings_ += ["cluster.intra_node.bandwidth=900 GB/s", "cluster.nodes=1"]
     plain, slow = (
         resolve(load_scenario(GPT2_XL, [*settings_, *more])).step_s()
