@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ddpsim.workload.checkpointing import Block
 from ddpsim.workload.model import Work, joined
 from ddpsim.workload.operators import MULTIPLYING, Operator
@@ -120,6 +118,8 @@ def _chosen(
     operators: Sequence[Operator], wanted: Sequence[int], budget: float, counted_bytes: float
 ) -> set[int]:
     """Places of the outputs of most FLOPs that fit into the budget."""
+    import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
+
     places = sorted(wanted, key=lambda place: operators[place].bytes_written, reverse=True)
     sizes = [round(operators[at].bytes_written / counted_bytes * _PARTS) for at in places]
     capacity = round(budget * _PARTS)
