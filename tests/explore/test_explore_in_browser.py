@@ -142,7 +142,7 @@ def test_a_lesson_asks_and_the_page_answers(page: Browser) -> None:
     page.evaluate("document.querySelectorAll('#lesson input')[2].click()")
     page.evaluate("document.querySelector('#lesson .primary').click()")
     verdict = page.wait_for("document.getElementById('verdict').textContent")
-    assert verdict.startswith("Right. It grows by more: step 58.0 ms")
+    assert verdict.startswith("Right. It grows by more: step 56.5 ms")
     assert LESSONS[0].after in verdict
     page.wait_for(f"{IDLE} && {BY.format('differs')}.textContent.includes('naive_flat')")
     page.evaluate("document.querySelector('#verdict button').click()")
