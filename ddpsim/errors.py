@@ -16,20 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from shlex import quote
 
-__all__ = [
-    "DdpsimError",
-    "ImportFailedError",
-    "InputError",
-    "Problem",
-    "ScenarioError",
-    "SimulationError",
-    "blamed_on",
-    "missing",
-    "not_here",
-    "printable",
-    "shown",
-]
-
 
 class DdpsimError(Exception):
     """Root of every error that ddpsim raises on purpose."""

@@ -15,15 +15,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "json_of",
-    "json_value",
-    "open_regular",
-    "read_given",
-    "read_regular",
-    "write_atomically",
-]
-
 _STANDARD_INPUT = Path("-")
 _MOST_CONTAINERS = 5_000_000  # lists and objects, of which each takes up to 90 bytes
 _DEEPEST, _TOO_DEEP = 100, "it is nested too deeply"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddpsim.glossary_of_training import TRAINING
 
-__all__ = ["TERMS", "lookup", "names"]
-
 TERMS: dict[str, str] = TRAINING | {
     "algorithm": """\
 How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's

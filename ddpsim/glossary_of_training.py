@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TRAINING"]
-
 TRAINING: dict[str, str] = {
     "accumulation": """\
 Several micro-batches per optimizer step (ddp.accumulation_steps). DDP communicates in

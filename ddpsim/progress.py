@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-__all__ = ["Stage", "heard", "stage"]
-
 
 @dataclass
 class Stage:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
-__all__ = ["Z_80", "Provenance", "Trust", "Uncertainty"]
-
 Z_80 = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 
 Trust = Literal["measured", "imported", "published", "datasheet", "stated", "assumed"]

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from ddpsim.scenario.document import Document, Source
     from ddpsim.scenario.schema import Scenario
 
-__all__ = [
-    "compare",
-    "compare_documents",
-    "diagnose",
-    "explain_step",
-    "plan",
-    "run",
-    "sweep",
-    "tune",
-    "write_report",
-    "write_trace",
-]
-
 
 def run(source: Source, *, engine: EngineMode = "auto", **settings: Any) -> Result:
     """Predict one steady training step, as `ddpsim run` does.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Setting", "split_values"]
-
 _OPENING, _CLOSING = "[{(", "]})"
 
 

@@ -11,22 +11,6 @@ import re
 from collections.abc import Sequence
 from decimal import Context, Decimal
 
-__all__ = [
-    "format_bytes",
-    "format_bytes_per_s",
-    "format_duration",
-    "format_long_duration",
-    "format_number",
-    "format_percent",
-    "long_duration_in",
-    "parse_bytes",
-    "parse_bytes_per_s",
-    "parse_duration",
-    "parse_flops_per_s",
-    "parse_samples_per_s",
-    "to_ns",
-]
-
 NS_PER_S = 1_000_000_000
 MIB = 1_048_576
 _LONGEST = 60  # characters of a quantity: longer text is not one, and no message repeats it

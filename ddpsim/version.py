@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["__version__"]
-
 
 def _installed() -> str:
     """The installed version, or "0+unknown" in a source tree that is not installed."""

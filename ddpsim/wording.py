@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "ends_of", "ranks"]
-
 _MOST_SHOWN = 8  # nodes unlike each other, of which each is counted
 
 

@@ -13,8 +13,6 @@ from ddpsim.cli.typer_app import Settings, app, input_errors
 if TYPE_CHECKING:
     from ddpsim.explore.answer import Given
 
-__all__: list[str] = []
-
 _PORT = 8642  # a page that stays open finds the server again where this one is free
 
 

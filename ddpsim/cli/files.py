@@ -14,8 +14,6 @@ from ddpsim.cli.typer_app import Settings, app, input_errors, parsed
 if TYPE_CHECKING:
     from ddpsim.result.requirements import Requirement
 
-__all__: list[str] = []
-
 
 def _presets(incomplete: str) -> list[str]:
     from ddpsim.scenario.starters import presets

@@ -9,8 +9,6 @@ import typer
 
 from ddpsim.cli.typer_app import app
 
-__all__: list[str] = []
-
 
 @app.command("import", rich_help_panel="Files")
 def import_files(

@@ -10,8 +10,6 @@ import typer
 
 from ddpsim.cli.typer_app import app
 
-__all__: list[str] = []
-
 Table = Mapping[str, Any]
 _KINDS = ("models", "devices", "machines", "failures", "prices")
 _HEADS = {

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ddpsim.result.capacity import Money
     from ddpsim.scenario.schema import Scenario
 
-__all__: list[str] = []
-
 
 @app.command(rich_help_panel="Plan")
 def compare(

@@ -14,8 +14,6 @@ from ddpsim.prediction.api import load_and_simulate
 from ddpsim.report.text import render
 from ddpsim.result.requirements import Requirement
 
-__all__ = ["predict"]
-
 
 def predict(
     file: Path,

@@ -10,8 +10,6 @@ import typer
 
 from ddpsim.cli.typer_app import Settings, app
 
-__all__: list[str] = []
-
 
 @app.command(rich_help_panel="Predict")
 def replay(

@@ -8,8 +8,6 @@ import typer
 
 from ddpsim.cli.typer_app import File, Settings, app, parsed
 
-__all__: list[str] = []
-
 
 @app.command(rich_help_panel="Predict")
 def run(

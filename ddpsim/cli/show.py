@@ -24,8 +24,6 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.scenario.schema import Scenario
 
-__all__: list[str] = []
-
 
 @app.command(rich_help_panel="Files")
 def trace(

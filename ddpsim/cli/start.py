@@ -25,8 +25,6 @@ _SELDOM_USED = {
     "zoneinfo": ("ZoneInfo", "ZoneInfoNotFoundError"),
 }
 
-__all__ = ["PlainRun", "import_when_used", "main", "plain_run", "run_app"]
-
 
 class PlainRun(NamedTuple):
     """`ddpsim run FILE [--set KEY=VALUE]... [--json] [--verbose]`."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 from ddpsim.cli.typer_app import File, app, once_each
 
-__all__: list[str] = []
-
 
 @app.command(rich_help_panel="Plan")
 def sweep(

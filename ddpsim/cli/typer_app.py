@@ -16,21 +16,6 @@ from ddpsim.errors import shown
 if TYPE_CHECKING:
     from ddpsim.report.page.charts import Chart
 
-__all__ = [
-    "File",
-    "PageOutput",
-    "Settings",
-    "app",
-    "check_output",
-    "check_page",
-    "complete_machine",
-    "input_errors",
-    "new_app",
-    "once_each",
-    "parsed",
-    "write_page",
-]
-
 _SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
 _Parsed = TypeVar("_Parsed")
 

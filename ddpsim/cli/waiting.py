@@ -9,8 +9,6 @@ from threading import Event, Thread
 
 from ddpsim.progress import Stage, heard
 
-__all__ = ["bar", "waiting"]
-
 _AFTER_S = 1.0  # what is answered sooner shows no bar
 _EVERY_S = 0.2
 _ROUNDED = 1e-6  # of a part: sums of thirds are no whole numbers

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
     from ddpsim.engine.fast.lanes import Lanes
 
-__all__ = ["mean_steps_s", "run_many", "step_ranges_s"]
-
 # whether the step at this place is told well enough by its least and its most seconds
 Suffices = Callable[[int, float, float], bool]
 

@@ -18,8 +18,6 @@ from ddpsim.strategies.instructions import (
     Synchronize,
 )
 
-__all__ = ["CompiledStep", "Part", "Stretch"]
-
 _KEPT = 64  # variants of a job have the same steps
 _ALIKE = ("number", "waits_for", "follows", "group", "place")  # of instructions but Compute
 

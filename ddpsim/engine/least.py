@@ -23,9 +23,6 @@ from ddpsim.engine.request import Request
 from ddpsim.strategies.instructions import Await, Communicate
 from ddpsim.units import NS_PER_S
 
-__all__ = ["least_step_s"]
-
-
 _Step = Sequence[Stretch]
 
 

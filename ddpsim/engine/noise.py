@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from numpy.typing import NDArray
 
-__all__ = [
-    "BURST_BYTES",
-    "KeptDeviations",
-    "Slowdowns",
-    "Stalls",
-    "draw_kept_deviations",
-    "draw_slowdowns",
-    "draw_stalls",
-    "lasting_factors",
-    "rank_factors",
-    "steps_vary",
-    "vary",
-]
-
 # a rank's share of its speed beside gloo: measured over so many bytes, whose next are nearly as if
 # drawn anew (correlation 0.5 8 MB later, 0.2 to 0.4 32 MB later; two Xeon cores, 3 and 5 Gbit/s)
 BURST_BYTES = 48 * 2**20

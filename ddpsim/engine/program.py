@@ -13,8 +13,6 @@ from ddpsim.errors import InputError
 from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.strategy import Bucket, Strategy
 
-__all__ = ["Loader", "Program"]
-
 
 @dataclass(frozen=True, slots=True)
 class Loader:

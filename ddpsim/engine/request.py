@@ -18,8 +18,6 @@ from ddpsim.engine.program import Program
 if TYPE_CHECKING:
     from ddpsim.engine.fast.work_sums import WorkSums
 
-__all__ = ["Plan", "Request"]
-
 _Drawn = TypeVar("_Drawn", Slowdowns, Stalls)
 
 

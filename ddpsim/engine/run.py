@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from ddpsim.engine.fast.lanes import Lanes
     from ddpsim.engine.reference.messages import MessageObserver
 
-__all__ = [
-    "MOST_MORE",
-    "EngineMode",
-    "Settled",
-    "Simulated",
-    "host_of",
-    "run",
-    "run_settled",
-    "settled",
-]
-
 EngineMode = Literal["auto", "reference"]
 
 MOST_MORE = 100  # steps of warm-up: by then, steps that still differ do so by little

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-__all__ = ["FULL", "fair_share"]
-
 FULL = Fraction(1)
 
 

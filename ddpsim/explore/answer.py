@@ -48,8 +48,6 @@ from ddpsim.units import format_bytes, format_duration, format_number, format_pe
 from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
-__all__ = ["SCHEMA", "Given", "answer", "answered", "json_answer", "problem"]
-
 SCHEMA = "ddpsim.explore/1"
 _MOST_BYTES = 256 * 1024  # of a scenario's text
 _MOST_SETTINGS = 200

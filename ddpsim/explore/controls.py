@@ -18,8 +18,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes_per_s, format_duration
 
-__all__ = ["controls", "leaving", "places"]
-
 _GBIT = 0.125e9  # bytes per second
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

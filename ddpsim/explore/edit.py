@@ -12,8 +12,6 @@ from ruamel.yaml.comments import CommentedMap
 from ddpsim.scenario.base import numbered
 from ddpsim.settings import Setting
 
-__all__ = ["edited"]
-
 
 def edited(text: str, settings: Iterable[str]) -> str:
     """YAML of a scenario with `key.path=value` settings in it; a key that is set to null goes.

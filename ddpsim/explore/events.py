@@ -11,8 +11,6 @@ from ddpsim.result.storyboard import CapChoice, DrawnCollective
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.wording import counted
 
-__all__ = ["Event", "events"]
-
 
 @dataclass(frozen=True, slots=True)
 class Event:

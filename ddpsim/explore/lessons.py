@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["LESSONS", "SCENARIO", "Lesson", "lesson_names"]
-
 SCENARIO = "resnet50-2x8-25gbit"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddpsim.report.page.shell import packaged, render
 
-__all__ = ["explore_page"]
-
 
 def explore_page(worker: str = "") -> str:
     """The page as one file; it may call the server that it came from, and nothing else.

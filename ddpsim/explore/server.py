@@ -18,8 +18,6 @@ from ddpsim.explore.answer import Given
 from ddpsim.explore.worker import Worker
 from ddpsim.files import json_of
 
-__all__ = ["Server"]
-
 _MOST_BYTES = 512 * 1024  # of a question: its text is at most half as long
 _PATIENCE_S = 10.0  # for a browser that sends a question
 _REPORT_LIMIT_S = 60.0

@@ -13,8 +13,6 @@ from typing import Any
 from ddpsim.errors import Problem
 from ddpsim.explore.answer import Given, answered, problem
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """Answers one question at a time, each within `limit_s` seconds.

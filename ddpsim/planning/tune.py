@@ -28,8 +28,6 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["Limits", "TuneError", "compared_caps", "tune"]
-
 # MiB; the second part: a small first bucket starts the communication early
 _CAPS = ("default", *map(str, (1, 2, 5, 10, 15, 25, 35, 50, 75, 100, 150, 250, 500)))
 _LISTS = tuple(f"[{first}, {cap}]" for first in (1, 5) for cap in (5, 10, 50, 100, 250, 500))

@@ -41,20 +41,6 @@ if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation, ProcessGroup
     from ddpsim.prediction.parts import Parts
 
-__all__ = [
-    "checked",
-    "checked_job",
-    "load_and_simulate",
-    "load_scenario",
-    "observe",
-    "predict",
-    "predict_and_observe",
-    "predicted",
-    "scenario_of",
-    "simulate",
-    "simulate_and_observe",
-]
-
 _NO_NETWORK = _NO_HOST = 1e-6  # times as long as it takes
 
 

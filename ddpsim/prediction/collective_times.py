@@ -29,8 +29,6 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.wording import counted
 
-__all__ = ["collective_table", "load_cluster", "tuner_of"]
-
 _PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
 
 

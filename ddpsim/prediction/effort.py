@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddpsim.prediction.job import Job
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["long_answer"]
-
 _LONG_S, _MUCH_BYTES = 5.0, 500e6  # from here on somebody wants to know
 # fits of a few long jobs on one core of an AMD EPYC: within a factor of two
 _STEPS, _PERIODS = 12, 8  # that an answer simulates, of all its variants

@@ -28,8 +28,6 @@ from ddpsim.scenario.options.fully_shard import (
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["split_to_fit", "ways_to_fit"]
-
 _MOST = 3  # ways that are named
 _MOST_MICRO_BATCHES = 256  # of a way: to simulate more takes as many times as long
 _KEPT = ("backend", "torch", "accumulation_steps", "no_sync")  # options that fully_shard has too

@@ -20,31 +20,6 @@ from typing import NamedTuple
 from ddpsim.provenance import Z_80, Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
-__all__ = [
-    "COMPILED",
-    "COMPILED_HOST",
-    "COMPUTE",
-    "DATA",
-    "FLOAT8",
-    "GLOO_SLOWDOWN",
-    "HOST",
-    "MANY_MODELS",
-    "MANY_STEPS",
-    "MEASURED_DEVICE",
-    "MEASURED_HOST",
-    "RECURRENT",
-    "ROOFLINE",
-    "STATED_HOST",
-    "UNEQUAL_RANKS",
-    "UNKNOWN_DEVICE",
-    "RankVariation",
-    "edges",
-    "if_measured",
-    "prediction_interval",
-    "together",
-    "variants",
-]
-
 LEVEL = 0.8
 
 # what holds four in five measured steps, each predicted by those of other publishers, by kind of

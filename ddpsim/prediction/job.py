@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.parts import Parts
 
-__all__ = ["Job", "Stretch", "Stretching", "stretching", "with_ddp_key"]
-
 Stretching = frozenset[tuple[str, float]]
 Stretch = tuple[float, float, float]  # how many times as long compute, host and DDP's own work are
 

@@ -12,8 +12,6 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import MEASURED
 
-__all__ = ["as_stated", "check_measured"]
-
 _OF_A_STEP = (
     *("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision"),
     *("compile", "memory_format", "attention", "checkpointing", "set_to_none"),

@@ -24,8 +24,6 @@ from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 from ddpsim.workload.numerics import keeps_numerics
 
-__all__ = ["next_steps"]
-
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _WORTH_CHECKING = 0.05  # of the step, where something that is not stated would add so much
 _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ddpsim.prediction.job import Job
     from ddpsim.strategies.instructions import Communicate
 
-__all__ = ["as_measured", "bare_timeline", "baselines", "on_one_rank", "times_as_priced"]
-
 _MOST = 1024.0  # times as long as priced
 _CLOSE_S = 1e-9
 _TRIES = 100

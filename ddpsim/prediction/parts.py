@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import ClusterProfile, Overheads
     from ddpsim.scenario.ddp import Ddp
 
-__all__ = ["Built", "Parts", "cluster_profile"]
-
 Built = TypeVar("Built")
 _KEPT = 16
 # keys of a workload that no model depends on

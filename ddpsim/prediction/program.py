@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.job import Job
 
-__all__ = [
-    "compile_program",
-    "cost_provenance",
-    "device_warnings",
-    "loop_provenance",
-    "mfu_of",
-    "pauses_of",
-    "training_of",
-]
-
 _SHARE_OF_NIC = 0.5  # of a node's NICs that a checkpoint takes at most, assumed: its flows' half
 # of the usual network: one of eight NICs, or as much; a slower line than 100 Gbit/s is no NIC that
 # such nodes have several of (assumed)

@@ -26,8 +26,6 @@ from ddpsim.workload.model import Model
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import ClusterProfile
 
-__all__ = ["resolve"]
-
 
 def resolve(
     scenario: Scenario, document: Document | None = None, parts: Parts | None = None

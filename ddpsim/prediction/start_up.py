@@ -8,8 +8,6 @@ from ddpsim.result.start_up import StartUp
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.units import NS_PER_S
 
-__all__ = ["start_up_of"]
-
 # seconds of ncclCommInitRank, from the issues of NVIDIA/nccl and nccl-tests: 0.66 (nccl-tests 273)
 # and 2.0 (534) on 8 ranks, 1.08 on 16 (1412), 4.1 on 32 (534); 150 on thousands (1156). Left out:
 # 55 on 8 (1646), of which 52 load kernels

@@ -13,8 +13,6 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Straggler
 
-__all__ = ["stragglers"]
-
 
 def stragglers(job: Job) -> Iterator[Straggler]:
     """What holds the others up: each alone is taken away, and the step simulated without noise."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from ddpsim.prediction.job import Job
 from ddpsim.result.model import Result, Stretch
 
-__all__ = ["stretches"]
-
 _LEAST, _MOST = 0.2, 1000.0  # factors on a term's times
 _EXACT = 2e-4  # of a factor
 

@@ -36,8 +36,6 @@ from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["host_provenance", "rank_variation", "uncertainties"]
-
 
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
     """How wrong the terms of `Job.step_s` may be, those that are known to be."""

@@ -21,16 +21,6 @@ from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration, long_duration_in
 from ddpsim.wording import counted
 
-__all__ = [
-    "in_words",
-    "interval_of",
-    "render_comparison",
-    "render_explanation",
-    "signed",
-    "signed_bytes",
-    "verdict",
-]
-
 _SMALL = 0.002  # of the step: less is called no difference
 _FIGURES = 61  # columns of a row
 _NOTHING = 0.001  # of an interval's wider edge

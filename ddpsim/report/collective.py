@@ -8,8 +8,6 @@ from statistics import median
 from ddpsim.result.collective import CollectiveRow, CollectiveTable
 from ddpsim.units import format_bytes
 
-__all__ = ["render_table"]
-
 
 def render_table(table: CollectiveTable) -> str:
     """nccl-tests' columns, with those of ours behind."""

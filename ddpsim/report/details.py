@@ -19,8 +19,6 @@ from ddpsim.result.model import (
 from ddpsim.result.start_up import StartUp
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["effect", "sources", "tables"]
-
 _BUCKET_ROWS = 8
 _COLLECTIVE_ROWS = 10
 

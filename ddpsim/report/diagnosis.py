@@ -12,8 +12,6 @@ from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted, ranks
 
-__all__ = ["render_diagnosis"]
-
 _SHOWN = 3
 _WORTH_COUNTING = 0.01  # of the causes that are not shown, together
 _NOT_LISTED = "look at: the unit, debug settings, and whether the scenario is the job's own"

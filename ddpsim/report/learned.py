@@ -10,8 +10,6 @@ from ddpsim.errors import printable
 from ddpsim.report.lines import labelled
 from ddpsim.units import format_duration
 
-__all__ = ["Told", "render_learned"]
-
 _SAME = 1.1  # of steps that two files or programs tell of one job
 
 

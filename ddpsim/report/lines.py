@@ -10,18 +10,6 @@ from textwrap import shorten, wrap
 
 from ddpsim.settings import Setting
 
-__all__ = [
-    "columns",
-    "command",
-    "cut",
-    "indented",
-    "labelled",
-    "named_rows",
-    "noted_noise",
-    "screen_width",
-    "warned",
-]
-
 _WIDEST = 100
 _NARROWEST = 80  # of tables
 

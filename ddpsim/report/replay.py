@@ -10,8 +10,6 @@ from ddpsim.result.replay import Replay, ReplayedKernel
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted
 
-__all__ = ["render_replay"]
-
 _TERMS = ("data_wait", "forward", "backward_compute", "exposed_comm", "optimizer", "other")
 _LEAST = 0.002  # of a step, in a term that is worth a row
 _MOST_ROWS = 8

@@ -14,8 +14,6 @@ from ddpsim.result.sweep import GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted
 
-__all__ = ["render_csv", "render_parquet", "render_sweep", "short_keys", "shown_points"]
-
 _ROWS = 40  # a larger sweep shows its best ones
 _RUNS = 8
 

@@ -17,8 +17,6 @@ from ddpsim.wording import counted, ranks
 if TYPE_CHECKING:
     from ddpsim.result.verdict import Verdict
 
-__all__ = ["PARTS", "render"]
-
 _SCREEN = 24  # lines
 _STRAGGLERS = 3  # lines
 _TRUSTED = 2  # inputs that matter most

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import CommSpan, Timeline
 
-__all__ = ["Overlap", "Traced"]
-
 _WORK = {
     "forward": "forward",
     "backward": "backward",

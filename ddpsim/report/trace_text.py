@@ -12,8 +12,6 @@ from ddpsim.errors import printable
 from ddpsim.report.trace import Overlap, Traced
 from ddpsim.units import format_bytes
 
-__all__ = ["Written", "notes", "summary"]
-
 _HTA = "HolisticTraceAnalysis"
 
 

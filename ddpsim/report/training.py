@@ -20,16 +20,6 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.result.capacity import CapacityPlan
 
-__all__ = [
-    "amount_in_words",
-    "learning_rate_in_words",
-    "rate_in_words",
-    "samples_lines",
-    "step_in_words",
-    "steps_in_words",
-    "training_lines",
-]
-
 
 def step_in_words(training: Training) -> str:
     """`1,024 samples a step, 130,000 tokens/s, MFU 8.9%`."""

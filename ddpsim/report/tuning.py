@@ -11,8 +11,6 @@ from ddpsim.result.tuning import Tuning
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
-__all__ = ["render_tuning"]
-
 
 def render_tuning(tuning: Tuning, file: str, settings: Sequence[str] = ()) -> str:
     """`file` and `settings` name the scenario in the next command."""

@@ -14,22 +14,6 @@ from ddpsim.units import format_long_duration
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = [
-    "KNEE_EFFICIENCY",
-    "Capacity",
-    "CapacityPlan",
-    "Energy",
-    "LongRun",
-    "Money",
-    "NextDoubling",
-    "Remedy",
-    "SizesLeftOut",
-    "Target",
-    "knee",
-    "marginal_efficiencies",
-    "usable",
-]
-
 PLAN_SCHEMA = "ddpsim.plan/1"
 KNEE_EFFICIENCY = 0.8  # of twice the throughput: our convention, and said wherever it is used
 

@@ -11,8 +11,6 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = ["BUFFERS_DIFFER", "Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
-
 
 BUFFERS_DIFFER = "buffers differ between ranks"  # a note that a language model need not heed
 

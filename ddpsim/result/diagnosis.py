@@ -10,20 +10,6 @@ from ddpsim.result.model import PredictionInterval, rounded
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = [
-    "HEALTHY",
-    "WORTH_SAYING",
-    "Cause",
-    "CheckToRun",
-    "Diagnosis",
-    "Fact",
-    "Measured",
-    "Measurement",
-    "Outcome",
-    "Predicted",
-    "Quantity",
-]
-
 DIAGNOSIS_SCHEMA = "ddpsim.diagnosis/1"
 HEALTHY = "healthy"  # the key of the cause that is none
 _DECIDED = 0.5

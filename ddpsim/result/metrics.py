@@ -14,18 +14,6 @@ from typing import Literal, NamedTuple
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
-__all__ = [
-    "BreakdownNs",
-    "CriticalSpan",
-    "Gap",
-    "Interval",
-    "Step",
-    "is_reduced",
-    "longest_wait",
-    "percentile",
-    "steps_of",
-]
-
 Interval = tuple[int, int]
 _AVERAGE = "average"  # of the parameters: how its cause begins
 

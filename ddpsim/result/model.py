@@ -14,28 +14,6 @@ from ddpsim.units import format_duration
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = [
-    "Baselines",
-    "Bottleneck",
-    "Breakdown",
-    "Brief",
-    "BucketTimes",
-    "CollectiveTimes",
-    "CriticalPart",
-    "Distribution",
-    "Engine",
-    "HeldBytes",
-    "IntervalSource",
-    "Memory",
-    "MemoryPeak",
-    "MemoryWalk",
-    "NextStep",
-    "PredictionInterval",
-    "Result",
-    "Stretch",
-    "rounded",
-]
-
 RESULT_SCHEMA = "ddpsim.result/1"
 
 

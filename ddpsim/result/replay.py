@@ -8,8 +8,6 @@ from typing import Any
 
 from ddpsim.result.model import Breakdown, rounded
 
-__all__ = ["Replay", "ReplayedCollective", "ReplayedKernel", "ReplayedStep"]
-
 REPLAY_SCHEMA = "ddpsim.replay/1"
 
 

@@ -17,8 +17,6 @@ from ddpsim.units import (
     parse_duration,
 )
 
-__all__ = ["Requirement", "memory_failure", "parse_requirements"]
-
 _CONDITION = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign><=|>=|<|>)\s*(?P<limit>.+)")
 _SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

@@ -13,20 +13,6 @@ from ddpsim.result.summary import steady_steps, typical_step
 from ddpsim.result.timeline import CommSpan, Span, Timeline
 from ddpsim.wording import ends_of
 
-__all__ = [
-    "CapChoice",
-    "Dial",
-    "DrawnCollective",
-    "DrawnRank",
-    "DrawnStep",
-    "LeftOut",
-    "Rival",
-    "Storyboard",
-    "block_of",
-    "drawn_step",
-    "held_over_step",
-]
-
 _MOST_SPANS = 300  # of a rank's compute lane: more cannot be told apart on a screen
 _NO_WORK = ("comm_wait", "stall")
 _MOST_COLLECTIVES = 300  # of a rank

@@ -33,17 +33,6 @@ from ddpsim.result.model import (
 from ddpsim.result.timeline import CommSpan, Timeline
 from ddpsim.units import NS_PER_S, format_duration
 
-__all__ = [
-    "Context",
-    "SteadyStep",
-    "lengths_ns",
-    "mean_step_s",
-    "spread_of_means",
-    "steady_steps",
-    "summarise",
-    "typical_step",
-]
-
 # of the compute: a cause that costs less would shorten the step less than compute 10 % faster
 _WORTH_NAMING = 1 - 1 / 1.1
 _PACED = 1e-4  # of a step: rounding, over all of them

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Sweep"]
-
 SCHEMA = "ddpsim.sweep/1"
 # of the best: what differs by less is as good. From there on differences between bucket caps come
 # true as predicted (docs/explanation/accuracy.md)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline"]
-
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
     "device_wait",  # host lane: it waits until the device has done all that was launched

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Literal
 
-__all__ = ["Epoch", "LearningRate", "Pause", "Training", "epoch_of", "learning_rate_of", "paused_s"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pause:

@@ -12,8 +12,6 @@ from ddpsim.result.sweep import FLAT
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
 
-__all__ = ["Tuning"]
-
 
 @dataclass(frozen=True)
 class Tuning:

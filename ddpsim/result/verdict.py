@@ -9,8 +9,6 @@ from ddpsim.result.diagnosis import WORTH_SAYING, Cause
 from ddpsim.result.model import Result, Stretch
 from ddpsim.units import format_duration, format_number, format_percent
 
-__all__ = ["Verdict", "is_normal", "verdict"]
-
 _MOST = 4  # causes in words
 _MANY_TIMES = 20  # beyond which a percentage is hard to read
 

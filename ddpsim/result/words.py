@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddpsim.result.model import PredictionInterval
 from ddpsim.units import format_duration
 
-__all__ = ["OUT_OF_MEMORY", "edges_in_words", "interval_in_words", "interval_name"]
-
 OUT_OF_MEMORY = "run out of memory"  # a warning of this is said with what would make it fit
 _NONE = "no interval can be had"
 

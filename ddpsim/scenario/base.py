@@ -10,21 +10,6 @@ from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import shown
 
-__all__ = [
-    "MOST_RANKS",
-    "Fraction",
-    "Number",
-    "Sigma",
-    "Spec",
-    "fail",
-    "first_rank",
-    "given",
-    "named",
-    "numbered",
-    "ranks_by_node",
-    "word_or_modules",
-]
-
 MOST_RANKS = 2_000_000
 Fraction = Annotated[float, Field(ge=0.001, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=1)]

@@ -16,24 +16,6 @@ from ddpsim.scenario.options.model_file import read_known, table_of
 from ddpsim.scenario.quantity import source_file
 from ddpsim.scenario.suggest import did_you_mean, most_like
 
-__all__ = [
-    "are_other_devices",
-    "board_watts",
-    "device_names",
-    "device_table",
-    "failure_names",
-    "failures_of",
-    "is_measured_alone",
-    "machine_names",
-    "machine_table",
-    "model_name",
-    "model_names",
-    "model_table",
-    "resolve",
-    "spellings",
-    "zoo_document",
-]
-
 _DATA = Path(__file__).parent.parent / "data"  # importlib.resources takes 3 % of the start-up
 
 # other spellings in use: Hugging Face hub names, torchvision's, papers'

@@ -37,13 +37,6 @@ from ddpsim.scenario.quantity import SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
 
-__all__ = [
-    "NEWEST_NCCL",
-    "OLDEST_NCCL",
-    "Cluster",
-    "OtherNode",
-]
-
 
 _TELLING = {  # of a node unlike the others; of the rest the others' holds
     "intra_node": ("bandwidth",),

@@ -30,8 +30,6 @@ from ddpsim.scenario.options.loops import (
 from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 
-__all__ = ["OF_STRATEGIES", "Ddp"]
-
 
 def _know_newer_names(schema: dict[str, Any]) -> None:
     options = schema["properties"]

@@ -21,21 +21,6 @@ from ddpsim.scenario.quantity import (
 )
 from ddpsim.scenario.suggest import in_own_words
 
-__all__ = [
-    "DEVICE_SCHEMA",
-    "PCIE_GENERATION",
-    "SLOT_BYTES_PER_S",
-    "AnyDevice",
-    "Architecture",
-    "Device",
-    "DeviceFile",
-    "Machine",
-    "MeasuredDevice",
-    "Rate",
-    "read_device",
-    "read_machine",
-]
-
 DEVICE_SCHEMA = "ddpsim.device/1"
 Rate = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]  # of matrix products, by their inputs
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]

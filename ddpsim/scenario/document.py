@@ -21,8 +21,6 @@ from ddpsim.files import read_given
 from ddpsim.scenario.base import Spec, numbered
 from ddpsim.settings import Setting
 
-__all__ = ["Document", "KeyPath", "Source", "load", "read_text"]
-
 KeyPath = tuple[str | int, ...]
 
 # aliases let a page of YAML unfold to gigabytes

@@ -10,22 +10,6 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from ddpsim.scenario.base import MOST_RANKS, Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration
 
-__all__ = [
-    "EASY_FOR_TCP_BYTES_PER_S",
-    "USUAL_LATENCY_S",
-    "InterNode",
-    "IntraNode",
-    "LinkKind",
-    "StatedInter",
-    "StatedIntra",
-    "Transport",
-    "beside_a_device",
-    "link_of_preset",
-    "near_a_part",
-    "refuse_gpu_direct_of_tcp",
-    "with_usual_latency",
-]
-
 # of a small message to another node, software included: InfiniBand as NCCL's tables have it; EFA of
 # p5 (awsome-distributed-training), TCP and TCPX assumed from T4 and a3-mega sweeps
 Transport = Literal["rdma", "efa", "slingshot", "tcpx", "tcp"]

@@ -15,8 +15,6 @@ from ddpsim.scenario.document import Document, KeyPath
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.suggest import did_you_mean, in_own_words, nearest
 
-__all__ = ["all_keys", "keys_named", "parse"]
-
 _MOST_NAMED = 3  # keys of one name, of which a message can list all
 _SHORT_NAME = 4  # letters, of which many names have some in common
 # what other programs call keys of ours

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
 
-__all__ = ["GROUP", "factory_of", "other_strategies", "register"]
-
 GROUP = "ddpsim.strategies"
 _registered: dict[str, Callable[..., Any]] = {}
 

@@ -20,19 +20,6 @@ from pydantic import (
 from ddpsim import units
 from ddpsim.errors import shown
 
-__all__ = [
-    "Bandwidth",
-    "Duration",
-    "FlopsPerSecond",
-    "LongDuration",
-    "SampleRate",
-    "Size",
-    "SourceField",
-    "SourceFile",
-    "SourceFileField",
-    "source_file",
-]
-
 
 def _with_unit(
     parse: Callable[[str], float], example: str, least: str, most: str

@@ -9,8 +9,6 @@ from pydantic import Field
 from ddpsim.scenario.base import Sigma, Spec
 from ddpsim.scenario.quantity import Duration
 
-__all__ = ["Jitter", "Run", "Stalls"]
-
 
 class Jitter(Spec):
     """A compute time multiplier per rank and iteration."""

@@ -17,8 +17,6 @@ from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.workload import Workload
 
-__all__ = ["Scenario", "json_schema"]
-
 _AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
 # others shard the optimizer, or have masters of their own
 _WITH_MASTERS = ("ddp", "naive", "naive_flat", "per_parameter")

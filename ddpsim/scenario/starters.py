@@ -12,8 +12,6 @@ from ddpsim.scenario.options.model_file import read_known
 from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
 
-__all__ = ["captured_text", "copy_preset", "preset_files", "preset_text", "presets"]
-
 _BATCH = 8
 _FILE = re.compile(
     r"^\s+(?:all_reduce|reduce_scatter|all_gather|profile|trace|parameters"

@@ -10,8 +10,6 @@ from ddpsim.errors import shown
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["did_you_mean", "in_own_words", "most_like", "nearest"]
-
 _LONGEST = 100  # comparing longer text takes seconds
 _LIMITS = {
     "greater_than": ("gt", "greater than"),

@@ -26,18 +26,6 @@ from ddpsim.scenario.quantity import (
     SourceFileField,
 )
 
-__all__ = [
-    "MEASURED",
-    "ClipGradNorm",
-    "DataLoader",
-    "Dataset",
-    "LearningRate",
-    "Optimizer",
-    "Precision",
-    "StepTime",
-    "Workload",
-]
-
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
 NO_LONGER_WITH_DDP = (
     "is no longer than the step without DDP, which DDP only adds to; measure both in turns, or "

@@ -10,8 +10,6 @@ from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.workload.model import Model
 
-__all__ = ["AfterBackward", "FlatAfterBackward"]
-
 _FLAT_PHASES = {
     "backward": "backward, with the gradients' copies into one tensor",
     "copy_back": "the division, and copies back to gradients",

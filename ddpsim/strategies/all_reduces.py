@@ -21,8 +21,6 @@ from ddpsim.strategies.strategy import Bucket
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
-__all__ = ["ONE_BY_ONE", "AllReduce", "AllReduces"]
-
 ONE_BY_ONE = {  # phases of a loop that reduces each gradient on its own
     "backward": "backward",
     "copy_back": "divisions after the all-reduces",

@@ -17,8 +17,6 @@ from ddpsim.workload.model import BatchNorm, Model
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["StrategyContext"]
-
 
 @dataclass(frozen=True)
 class StrategyContext:

@@ -19,8 +19,6 @@ from ddpsim.strategies.ticks import Ticks
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
-__all__ = ["DataParallel"]
-
 _PHASES = {
     "buffers": "inputs, parameters and buffers sent from GPU 0 to the others",
     "all_reduce": "gradients reduced to GPU 0",

@@ -14,22 +14,6 @@ from ddpsim.cluster.transfers import Operation, ProcessGroup
 from ddpsim.result.timeline import CommSpan, Kind
 from ddpsim.strategies.ticks import Launch
 
-__all__ = [
-    "Await",
-    "Communicate",
-    "Compute",
-    "Exchange",
-    "Instruction",
-    "LoadBatch",
-    "Mark",
-    "Piece",
-    "Record",
-    "Synchronize",
-    "compute",
-    "compute_all",
-    "numbered",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadBatch:

@@ -13,8 +13,6 @@ from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.workload.model import Model
 
-__all__ = ["LocalSgd"]
-
 _PHASES = {
     "backward": "backward",
     "all_reduce": "the average of the parameters",

@@ -22,8 +22,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, joined, scale
 
-__all__ = ["MicroBatch", "ModelWork", "with_additions"]
-
 _Passes = tuple[tuple[Piece, ...], tuple[Piece, ...]]  # forward and backward
 
 

@@ -18,8 +18,6 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import Model, Work, joined
 
-__all__ = ["ParameterServer"]
-
 _PHASES = {
     "backward": "backward",
     "copy_back": "divisions on the servers",

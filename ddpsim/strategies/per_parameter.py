@@ -17,8 +17,6 @@ from ddpsim.strategies.instructions import (
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, Strategy
 
-__all__ = ["PerParameter"]
-
 
 class PerParameter(Strategy):
     """`register_post_accumulate_grad_hook` launches an all-reduce of its gradient.

@@ -39,14 +39,6 @@ from ddpsim.workload.optimizer import beside_muon, moved_bytes, optimizer_work, 
 if TYPE_CHECKING:
     from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as ZeroRedundancyOptions
 
-__all__ = [
-    "STRATEGIES",
-    "select",
-    "strategy_name",
-    "without_backward",
-    "without_data_parallelism",
-]
-
 
 def _ddp_or_post_local(context: StrategyContext) -> Strategy:
     scenario, ddp = context.scenario, _ddp(context)

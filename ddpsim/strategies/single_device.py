@@ -8,8 +8,6 @@ from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Strategy
 
-__all__ = ["SingleDevice"]
-
 
 class SingleDevice(Strategy):
     """The bare module's step: load, forward, backward of each micro-batch, then the optimizer.

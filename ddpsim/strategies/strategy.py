@@ -13,8 +13,6 @@ from ddpsim.strategies.instructions import Instruction, numbered
 from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import Model
 
-__all__ = ["Bucket", "ResidentBytes", "Stage", "Strategy"]
-
 _NOTHING = Launch(0, 0)
 
 

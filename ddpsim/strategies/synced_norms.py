@@ -31,8 +31,6 @@ from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import one_value_work
 from ddpsim.workload.model import BatchNorm, Work, joined
 
-__all__ = ["SyncedNorms"]
-
 # of a row's passes over memory, with a ReLU behind the norm (assumed). Forward: statistics read;
 # elements and ReLU each read and write. Backward: the ReLU reads twice and writes, sums read twice;
 # elements read twice and write

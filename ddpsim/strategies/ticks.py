@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ddpsim.units import to_ns
 from ddpsim.workload.model import Work
 
-__all__ = ["Launch", "Ticks"]
-
 
 class Launch(NamedTuple):
     """Device work, the host's time to launch it, and the `names` of a Work."""

@@ -10,8 +10,6 @@ from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Precision, Workload
 from ddpsim.workload.zoo.table import is_convolutional
 
-__all__ = ["Arithmetic", "arithmetic_of", "half_arithmetic", "other_left"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:

@@ -21,8 +21,6 @@ from ddpsim.workload.roofline import zoo_model
 if TYPE_CHECKING:
     from ddpsim.importers.kineto.trace import KinetoTrace
 
-__all__ = ["build_model", "known_model"]
-
 _FAR = 5.0  # times the estimate: no published step is so far, with errors of at most 75 %
 
 

@@ -18,8 +18,6 @@ from ddpsim.scenario.options.checkpointing import Checkpointing
 from ddpsim.workload.model import Work, joined
 from ddpsim.workload.zoo.step import Row, Step
 
-__all__ = ["Block", "KeptBytes", "Rerun", "checkpointed", "reruns_of", "with_reruns"]
-
 # the host's seconds a checkpoint, operators apart: torch 2.13's on a function of one operator on a
 # CPU (an EPYC); states of random numbers, contexts and hooks
 _HOST_FORWARD_S = 26e-6

@@ -17,8 +17,6 @@ from ddpsim.workload.operators import Operator
 from ddpsim.workload.zoo.step import Row, Step
 from ddpsim.workload.zoo.table import product_of
 
-__all__ = ["fine_tuned", "quantized_state_bytes"]
-
 _BITS = {"int8": 8, "nf4": 4}
 _IN_BLOCK, _IN_SECOND = 64, 256  # weights of a scale of nf4, and scales of a scale (QLoRA)
 _WRITTEN = {"Linear": (0, 1), "Conv1D": (1, 0)}  # places of outputs and inputs in a weight's shape

@@ -19,8 +19,6 @@ from ddpsim.scenario.options.float8 import Float8
 from ddpsim.workload.operators import Kind, Operator
 from ddpsim.workload.zoo.step import Row, Step
 
-__all__ = ["Float8Linears"]
-
 _MULTIPLE = 16  # of a layer's extents: torch._scaled_mm
 # bytes an element that eager casts move besides its own width: absolute values and their maximum;
 # to float32, scaled, clamped, and cast

@@ -14,8 +14,6 @@ from ddpsim.scenario.device import Device
 from ddpsim.workload.model import Parameter, Work, joined
 from ddpsim.workload.optimizer import TENSORS_PER_LAUNCH
 
-__all__ = ["clipping_work", "norm_work", "one_value_work", "unscaling_work", "zeroing_work"]
-
 # the host's seconds a parameter in Python, operators and launches apart: torch 2.13's loops over 62
 # to 1000 tensors of one element on a CPU (an EPYC), without the foreach operators themselves
 _UNSCALE_HOST_S = 0.53e-6

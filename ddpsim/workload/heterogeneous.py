@@ -13,8 +13,6 @@ from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import total_s
 from ddpsim.workload.roofline import zoo_model
 
-__all__ = ["compute_times", "times_provenance"]
-
 
 def compute_times(scenario: Scenario) -> dict[int, float]:
     """By node how many times as long as the usual device its own computes.

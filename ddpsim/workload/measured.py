@@ -19,8 +19,6 @@ from ddpsim.workload.model import Buffer, Model, Parameter, Work, scale, total_s
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.profiled_norms import forward_rows, profiled_batch_norms
 
-__all__ = ["listed_model", "profiled_model", "remeasured"]
-
 
 def profiled_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:
     """A model with measured gradient-ready times; raises InputError where it does not fit."""

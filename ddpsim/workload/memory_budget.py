@@ -17,8 +17,6 @@ from ddpsim.workload.model import Work, joined
 from ddpsim.workload.operators import MULTIPLYING, Operator
 from ddpsim.workload.zoo.step import Row
 
-__all__ = ["Budgeted", "budgeted", "with_budget"]
-
 _HANDING_ON = ("pointwise", "copy")  # what follows a product whose output no backward reads
 _STATISTICS = 1.05  # a normalization's output with them, over the output at most
 _PARTS = 10_000  # of the memory without a budget, to which sizes are rounded

@@ -12,19 +12,6 @@ from ddpsim.wording import ends_of
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.model import InterferenceExponent
 
-__all__ = [
-    "ITEM_BYTES",
-    "Basis",
-    "BatchNorm",
-    "Buffer",
-    "Model",
-    "Parameter",
-    "Work",
-    "joined",
-    "scale",
-    "total_s",
-]
-
 # what the times rest on; "slowed": launches that the profiler slowed; "scaled": measured on another
 # device; "shape": only their proportions are meant, a step time sets the scale
 Basis = Literal["roofline", "measured", "slowed", "scaled", "shape"]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import ITEM_BYTES, Model
 
-__all__ = ["has_float32_weights", "keeps_numerics", "other_numerics"]
-
 _HALF = ("amp-fp16", "amp-bf16", "bf16")
 
 

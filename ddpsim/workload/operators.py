@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-__all__ = ["KINDS", "MULTIPLYING", "Kind", "Operator"]
-
 Kind = Literal[
     "product",
     "convolution",

@@ -25,18 +25,6 @@ from ddpsim.workload.optimizer_operators import (
 )
 from ddpsim.workload.zoo.law import Law
 
-__all__ = [
-    "TENSORS_PER_LAUNCH",
-    "beside_muon",
-    "functional_work",
-    "moved_bytes",
-    "one_parameters_work",
-    "operators_s",
-    "optimizer_state_bytes",
-    "optimizer_work",
-    "parted",
-]
-
 # the host's seconds a parameter, launches apart: torch 2.13's steps over 62 to 364 tensors of one
 # element on a CPU (a Xeon of 2.6 GHz), in the same Python as on a GPU
 _HOST_S = {

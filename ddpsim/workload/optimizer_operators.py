@@ -15,15 +15,6 @@ from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import ITEM_BYTES, Parameter
 from ddpsim.workload.operators import Operator
 
-__all__ = [
-    "around_products",
-    "factored_numel",
-    "half_product",
-    "is_muons",
-    "iterations",
-    "optimizer_operators",
-]
-
 _ITERATIONS = 5  # Muon's ns_steps
 _HALF = ITEM_BYTES["bfloat16"]  # Newton-Schulz is computed in it
 

@@ -8,8 +8,6 @@ from itertools import pairwise
 from ddpsim.importers.profiles.model import ModelProfile
 from ddpsim.workload.model import BatchNorm, Parameter, Work, total_s
 
-__all__ = ["forward_rows", "profiled_batch_norms"]
-
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 

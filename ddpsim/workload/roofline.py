@@ -32,8 +32,6 @@ from ddpsim.workload.zoo.table import (
     read_parameters,
 )
 
-__all__ = ["zoo_model"]
-
 
 def zoo_model(
     table: dict[str, Any],

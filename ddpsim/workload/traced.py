@@ -19,8 +19,6 @@ from ddpsim.units import format_duration
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.traced_checkpointing import of_parameters, refuse_checkpoints
 
-__all__ = ["bare_model", "of_ranks", "traced_model"]
-
 _FORWARD_PIECES = 200  # each launched before the device begins it: fine enough to overlap
 _LONG_WAIT = 0.02  # of a step, for a batch
 

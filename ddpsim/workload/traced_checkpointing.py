@@ -16,8 +16,6 @@ from ddpsim.importers.kineto.measured import KinetoStep, Piece
 from ddpsim.importers.kineto.trace import KinetoTrace
 from ddpsim.workload.model import Model
 
-__all__ = ["of_parameters", "refuse_checkpoints"]
-
 _WHAT = (
     "holds reentrant activation checkpointing (CheckpointFunctionBackward), which makes gradients "
     "of activations too"

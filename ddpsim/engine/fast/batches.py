@@ -8,8 +8,6 @@ from typing import Any
 
 from ddpsim.engine.program import Loader
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """A loader makes one batch after the other, and pauses while `capacity` of them wait.

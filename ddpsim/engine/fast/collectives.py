@@ -24,8 +24,6 @@ from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.lane import Met, closed_form
 from ddpsim.engine.fast.trials import TrialSent, column
 
-__all__ = ["Collective", "InFlight", "Remembered", "collective_ends_ns", "united_ns"]
-
 _FEW_ROWS = 8  # that are sorted by comparing each two, quicker than by numpy's sort
 _MOST_REMEMBERED = 2**25  # figures, 256 MiB
 
@@ -81,11 +79,17 @@ class Seen(Protocol):
     """A collective, of which some ranks are remembered, or all (None)."""
 
     @property
-    def figures(self) -> int: ...
+    def figures(self) -> int:
+        """How many numbers it holds."""
+        ...
 
-    def seen_by(self, ranks: Sequence[int] | None) -> Seen: ...
+    def seen_by(self, ranks: Sequence[int] | None) -> Seen:
+        """What remains of it, for these ranks."""
+        ...
 
-    def of(self, trial: int, place: int) -> Met: ...
+    def of(self, trial: int, place: int) -> Met:
+        """How one rank met it in one trial."""
+        ...
 
 
 class Remembered:

@@ -39,8 +39,6 @@ from ddpsim.strategies.instructions import (
     Synchronize,
 )
 
-__all__ = ["Evaluator"]
-
 
 class _Part(Protocol):
     """Works, or another instruction, as a host launches them."""

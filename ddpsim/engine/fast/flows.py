@@ -16,8 +16,6 @@ from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
 from ddpsim.engine.sharing import FULL, fair_share
 
-__all__ = ["Flow", "Flows", "longest_ns", "whole"]
-
 
 @dataclass(slots=True, eq=False)
 class Flow:

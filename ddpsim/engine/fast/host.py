@@ -15,8 +15,6 @@ from ddpsim.engine.compiled import CompiledStep
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.program import Program
 
-__all__ = ["Host"]
-
 
 @dataclass(frozen=True)
 class Host:

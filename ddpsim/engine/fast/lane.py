@@ -15,8 +15,6 @@ from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
 from ddpsim.strategies.instructions import Communicate
 
-__all__ = ["PER_MILLE", "Lane", "Met", "Slow", "closed_form", "work_end_ns"]
-
 PER_MILLE = 1000
 
 
@@ -34,7 +32,9 @@ class Met(NamedTuple):
 class Meet(Protocol):
     """Says what becomes of a collective that the rank joins."""
 
-    def __call__(self, launched: Communicate, joined_ns: int) -> Met: ...
+    def __call__(self, launched: Communicate, joined_ns: int) -> Met:
+        """Return when it starts and ends, for a rank that joins it then."""
+        ...
 
 
 class Slow(NamedTuple):

@@ -40,8 +40,6 @@ from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
 
-__all__ = ["Lanes"]
-
 _FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
 _LASTING = 2**13  # lanes at once, of which an eighth of the works fit
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker

@@ -13,8 +13,6 @@ from ddpsim.engine.fast.evaluator import Evaluator
 from ddpsim.engine.fast.layers import Layers
 from ddpsim.engine.fast.trials import TrialStep, TrialWork
 
-__all__ = ["Layered"]
-
 _Part = TrialStep | TrialWork
 _ALL = 2  # sorts of figures
 

@@ -21,8 +21,6 @@ from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.engine.fast.trials import TrialStep, TrialWork
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Record
 
-__all__ = ["Layers", "layers_of"]
-
 _FEWEST, _LONGEST = 5, 64  # layers that are worth it; parts of one
 _TIMES = 4  # that a part may come in one layer
 _Part = TrialStep | TrialWork

@@ -9,8 +9,6 @@ import numpy as np
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.trials import Trial
 
-__all__ = ["Repeats"]
-
 
 class Repeats:
     """The steps of one trial so far, as `hear` is told of them where they do not vary.

@@ -17,8 +17,6 @@ from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.lane import PER_MILLE, Slow, work_end_ns
 from ddpsim.engine.fast.work_sums import WorkSums
 
-__all__ = ["SlowPeriods"]
-
 _Lanes = npt.NDArray[np.int64] | slice
 _Integers = npt.NDArray[np.int64]
 _ALL = slice(None)

@@ -23,8 +23,6 @@ from ddpsim.engine.fast.trials import TrialSent
 from ddpsim.engine.program import Program
 from ddpsim.engine.sharing import FULL
 
-__all__ = ["Threads"]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Sent:

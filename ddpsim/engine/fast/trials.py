@@ -21,19 +21,6 @@ from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction
 
-__all__ = [
-    "Trial",
-    "TrialSent",
-    "TrialStep",
-    "TrialWork",
-    "column",
-    "distinct",
-    "drawn",
-    "loader_of",
-    "of_lanes",
-    "side_by_side",
-]
-
 
 @dataclass(frozen=True)
 class Trial:

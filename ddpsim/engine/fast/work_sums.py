@@ -15,8 +15,6 @@ import numpy.typing as npt
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.lane import PER_MILLE
 
-__all__ = ["Prefixes", "WorkSums"]
-
 _FIT = 2**15  # figures that fit a cache
 _EVERY = 8  # works from one kept sum to the next
 _FEW = 2**18  # figures, 2 MiB: of so few works on so few ranks each sum is kept

@@ -14,8 +14,6 @@ from ddpsim.engine.reference.stream import Stream
 from ddpsim.result.timeline import CommSpan
 from ddpsim.strategies.instructions import Communicate
 
-__all__ = ["Collective", "CommLane", "CommObserver"]
-
 CommObserver = Callable[[CommSpan], None]
 
 

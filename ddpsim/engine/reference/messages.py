@@ -12,8 +12,6 @@ from ddpsim.cluster.algorithms.schedule import Message, Schedule
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.result.timeline import MessageSpan
 
-__all__ = ["MessageObserver", "RingSteps", "ScheduleSteps"]
-
 MessageObserver = Callable[[MessageSpan], None]
 
 

@@ -25,8 +25,6 @@ from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.sharing import FULL
 from ddpsim.result.timeline import MessageSpan
 
-__all__ = ["Meeting", "Network"]
-
 
 class Network:
     """Where `participants` ranks meet for collectives; one stands for all when they are folded.

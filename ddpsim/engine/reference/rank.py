@@ -29,8 +29,6 @@ from ddpsim.strategies.instructions import (
     Synchronize,
 )
 
-__all__ = ["Rank"]
-
 Doing = Generator[Event, Any, None]
 
 

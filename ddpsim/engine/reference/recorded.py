@@ -17,8 +17,6 @@ from ddpsim.result.timeline import RankTimeline, Span
 from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.strategy import Strategy
 
-__all__ = ["RecordedRank", "RecordedSteps", "simulate_recorded"]
-
 
 @dataclass(frozen=True)
 class RecordedSteps(Strategy):

@@ -11,8 +11,6 @@ from simpy import Environment, Event
 
 from ddpsim.engine.sharing import FULL, fair_share
 
-__all__ = ["Progress", "SharedLink"]
-
 
 class Progress:
     """One piece of work; `then` is called at the first tick at which `work_ns` at rate 1 are done.

@@ -18,8 +18,6 @@ from ddpsim.result.timeline import RankTimeline, Timeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["run_to_the_end", "simulate"]
-
 
 def simulate(
     request: Request, participants: int, observe_message: MessageObserver | None

@@ -14,8 +14,6 @@ from ddpsim.engine.reference.shared_link import Progress
 from ddpsim.engine.sharing import FULL
 from ddpsim.result.timeline import Kind, Span
 
-__all__ = ["Observer", "Stream"]
-
 Observer = Callable[[Span], None]
 
 

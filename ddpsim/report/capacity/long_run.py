@@ -14,8 +14,6 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted
 
-__all__ = ["energy_lines", "failure_lines", "month_rows", "source_lines"]
-
 _REMEDIES = 4
 _WORTH_NAMING = 0.0005  # of the time
 _CAUSES = {

@@ -8,8 +8,6 @@ from ddpsim.report.lines import labelled
 from ddpsim.result.capacity import KNEE_EFFICIENCY, NextDoubling
 from ddpsim.units import format_bytes_per_s
 
-__all__ = ["next_doubling_lines"]
-
 _WORTH_SAYING = 0.1  # of the throughput
 _LINKS = {"inter_node": "inter-node", "intra_node": "intra-node"}
 

@@ -27,8 +27,6 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted
 
-__all__ = ["limit_in_words", "render_plan", "size_in_words", "sized"]
-
 _MORE_THAN_TWICE = 1.01
 _WHOLE_TABLE = 100  # columns
 

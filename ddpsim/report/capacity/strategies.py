@@ -10,8 +10,6 @@ from ddpsim.report.lines import command, labelled, named_rows
 from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan
 from ddpsim.units import format_bytes, format_long_duration, format_number
 
-__all__ = ["best_strategy", "render_strategies"]
-
 
 def best_strategy(name: str, plan: CapacityPlan) -> str:
     """The strategy whose plan follows, and what makes it the first."""

@@ -23,8 +23,6 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted, ranks
 
-__all__ = ["comparison_table", "plan_table", "result_table", "sweep_table"]
-
 
 def result_table(result: Result) -> str:
     """Step, interval, throughput and bottleneck, then each part of the step with its share."""

@@ -8,8 +8,6 @@ from ddpsim.errors import printable
 from ddpsim.report.page.charts import Chart
 from ddpsim.report.page.shell import render
 
-__all__ = ["answer_page"]
-
 _BODY = """\
 {% extends "shell.html" %}
 {% block body %}

@@ -19,18 +19,6 @@ from ddpsim.result.sweep import Point, Sweep
 from ddpsim.result.tuning import Tuning
 from ddpsim.settings import Setting
 
-__all__ = [
-    "LEGEND_BELOW",
-    "Chart",
-    "comparison_charts",
-    "diagnosis_figure",
-    "edges",
-    "plan_charts",
-    "sensitivity_figure",
-    "sweep_charts",
-    "tuning_charts",
-]
-
 LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
 _DAY_S = 86400.0
 _CHANGE = "change of the step, ms"

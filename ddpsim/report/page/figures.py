@@ -12,8 +12,6 @@ from ddpsim.result.model import Result
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.result.words import interval_name
 
-__all__ = ["figures", "scaling_figure"]
-
 
 def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
     """Plotly's data and layout, by the name of the `drawing-...` element they go into."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOOKS", "LOOK_OF_PART", "OKABE_ITO", "Look"]
-
 # Okabe and Ito's colours, which the colour-blind tell apart, and page.css's names of them
 OKABE_ITO = {
     "#0072b2": "--backward",

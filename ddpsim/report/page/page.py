@@ -18,8 +18,6 @@ from ddpsim.units import format_bytes, format_duration, format_number, format_pe
 from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
-__all__ = ["page"]
-
 
 def _sections(board: Storyboard) -> list[tuple[str, str]]:
     """Their keys and titles, for links."""

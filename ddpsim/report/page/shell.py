@@ -15,8 +15,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing("jinja2", "ddpsim[report]") from error
 
-__all__ = ["packaged", "render"]
-
 
 def packaged(name: str) -> str:
     """A template, style sheet or script of ours."""

@@ -11,8 +11,6 @@ from ddpsim.result.model import BucketTimes, Result
 from ddpsim.result.storyboard import CapChoice
 from ddpsim.units import NS_PER_S
 
-__all__ = ["BucketRow", "Part", "bucket_rows", "parts", "rows_left_out"]
-
 _MOST_ROWS = 300  # of a table of buckets
 
 

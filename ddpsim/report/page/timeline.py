@@ -16,8 +16,6 @@ from ddpsim.result.storyboard import (
     Storyboard,
 )
 
-__all__ = ["drawn_ranks", "legend", "looks", "rank_options", "span_ns", "timeline"]
-
 
 def timeline(board: Storyboard) -> dict[str, Any]:
     """What page.js draws and the slider moves; ticks from the start of the step."""

@@ -9,20 +9,6 @@ from ddpsim.result.storyboard import CapChoice, DrawnCollective, Storyboard
 from ddpsim.units import NS_PER_S, format_bytes, format_duration, format_percent
 from ddpsim.wording import ranks
 
-__all__ = [
-    "against",
-    "cap_words",
-    "caption",
-    "listed",
-    "memory_words",
-    "new_warnings",
-    "notes",
-    "scaling_words",
-    "sent_in",
-    "spoken",
-    "sweep_words",
-]
-
 
 def notes(board: Storyboard) -> Iterator[str]:
     """What the drawing simplifies."""

@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail, word_or_modules
 
-__all__ = ["WORDS", "Checkpointing", "CheckpointingField", "Kept"]
-
 Kept = Literal[
     "attention", "product", "alternate_product", "convolution", "normalization", "softmax"
 ]

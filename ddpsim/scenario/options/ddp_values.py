@@ -10,16 +10,6 @@ from pydantic_core import PydanticCustomError
 from ddpsim.errors import shown
 from ddpsim.scenario.other_strategies import other_strategies
 
-__all__ = [
-    "FAILS_ON_GLOO",
-    "OWN_STRATEGIES",
-    "BucketCaps",
-    "BucketGroups",
-    "CommHook",
-    "KnownTorch",
-    "StrategyName",
-]
-
 CommHook = Literal[
     "none",
     "allreduce",

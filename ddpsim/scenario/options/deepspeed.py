@@ -14,8 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["NO_EFFECT", "DeepSpeed"]
-
 NO_EFFECT = {  # keys of stages 1 and 2 that change no step, and why
     "allgather_bucket_size": "torch's all_gather_into_tensor takes all parameters at once",
     "allgather_partitions": "stages 1 and 2 read it nowhere",

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from ddpsim.scenario.base import Number, Sigma, Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration
 
-__all__ = ["Background", "Stragglers"]
-
 
 class Stragglers(Spec):
     """A compute TIME multiplier per rank, constant over the run: drawn once, or listed."""

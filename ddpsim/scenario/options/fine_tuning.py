@@ -8,8 +8,6 @@ from pydantic import Field
 
 from ddpsim.scenario.base import Spec
 
-__all__ = ["BASES", "Base", "Lora"]
-
 Base = Literal["int8", "nf4"]
 BASES: tuple[Base, ...] = get_args(Base)
 

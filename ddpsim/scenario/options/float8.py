@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["Float8"]
-
 
 class Float8(Spec):
     """Linear layers whose products are of float8, scaled by what tensors hold (torchao.float8)."""

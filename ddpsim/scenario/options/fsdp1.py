@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ddpsim.scenario.base import Spec, fail, given
 from ddpsim.scenario.options.fully_shard import CpuOffload, Units
 
-__all__ = ["HYBRID", "FlatMixedPrecision", "Fsdp1"]
-
 ShardingStrategy = Literal[
     "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
 ]

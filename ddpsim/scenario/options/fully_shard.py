@@ -11,9 +11,6 @@ from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, given, word_or_modules
 from ddpsim.scenario.quantity import Bandwidth
 
-__all__ = ["AS_AUTOCAST", "BySize", "CpuOffload", "FullyShard", "MixedPrecision", "Units"]
-
-
 AS_AUTOCAST = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
 
 

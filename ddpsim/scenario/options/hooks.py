@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["DdpMixedPrecision", "PowerSgd", "TopK"]
-
 
 class DdpMixedPrecision(Spec):
     """DDP's own mixed precision, a hook too; keys are those of torch's _MixedPrecision."""

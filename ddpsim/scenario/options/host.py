@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["Board", "Host", "refuse_impossible_host"]
-
 Board = Literal["desktop", "workstation", "server", "rented"]
 
 

@@ -10,16 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = [
-    "DistributedOptimizer",
-    "GradientHooks",
-    "Join",
-    "JoinField",
-    "LocalSgd",
-    "ParameterServers",
-    "PostLocalSgd",
-]
-
 
 class LocalSgd(Spec):
     """Local SGD: ranks train alone, and average their parameters now and then."""

@@ -17,18 +17,6 @@ from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
 from ddpsim.scenario.suggest import in_own_words
 
-__all__ = [
-    "ITEM_BYTES",
-    "LATER",
-    "MODEL_SCHEMA",
-    "Known",
-    "Measured",
-    "Tensors",
-    "known_of",
-    "read_known",
-    "table_of",
-]
-
 MODEL_SCHEMA = "ddpsim.model/3"
 _AGAIN = "make it anew with `calibrate capture` or `calibrate profile`"
 _MOST_BYTES = 64 * 2**20  # of a file; one of 70 billion parameters takes a tenth of a megabyte

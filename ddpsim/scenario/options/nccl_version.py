@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field
 
 from ddpsim.errors import shown
 
-__all__ = ["NcclVersion"]
-
 _NCCL = r"^2\.\d+(\.\d+)?$"
 
 

@@ -10,8 +10,6 @@ from ddpsim.scenario.base import MOST_RANKS, Spec, fail
 from ddpsim.scenario.catalog import failures_of
 from ddpsim.scenario.quantity import Duration, LongDuration
 
-__all__ = ["Maintenance", "Reliability", "SilentStragglers", "Spot"]
-
 
 class SilentStragglers(Spec):
     """Nodes that become slow without an error, until somebody finds them."""

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["Replica", "refuse_what_replicas_lack"]
-
 # of all ranks, or of single ones, and so of no group that shares a node's NICs with others
 _OF_ALL_RANKS = (
     *("all_reduce", "reduce_scatter", "all_gather", "profile"),

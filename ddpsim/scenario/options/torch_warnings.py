@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 
-__all__ = ["torch_warnings", "unused_by_data_parallel"]
-
 
 def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
     """One of each, as a reader must know it; all were seen with torch 2.13 on CPUs."""

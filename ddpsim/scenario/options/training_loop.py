@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration, Size
 
-__all__ = ["CheckpointWrite", "DebugSettings", "Evaluation", "InputCopy"]
-
 
 class InputCopy(Spec):
     """Copies of a micro-batch's inputs to the device, on the stream that computes."""

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["ZERO_HOOKS", "HookName", "ZeroRedundancy"]
-
 HookName = Literal["hook_with_zero_step", "hook_with_zero_step_interleaved"]
 ZERO_HOOKS: tuple[HookName, ...] = get_args(HookName)
 

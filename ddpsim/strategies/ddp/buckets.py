@@ -15,15 +15,6 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.units import MIB
 from ddpsim.workload.model import Parameter
 
-__all__ = [
-    "FIRST_BUCKET_BYTES",
-    "BucketPlan",
-    "assign_by_size",
-    "bucket_limits",
-    "plan_buckets",
-    "stated_caps",
-]
-
 FIRST_BUCKET_BYTES = MIB
 BUCKET_CAP_BYTES = 25 * MIB
 _UNLIMITED = 2**63 - 1

@@ -21,8 +21,6 @@ from ddpsim.strategies.ddp.buckets import FIRST_BUCKET_BYTES, bucket_limits
 from ddpsim.units import MIB
 from ddpsim.workload.model import Model, Work, joined
 
-__all__ = ["compiled_model"]
-
 _LATEST = 1  # autograd takes gradients to be added up before any other step
 _EARLIER = 0
 

@@ -22,8 +22,6 @@ from ddpsim.workload.model import ITEM_BYTES, Buffer, Model, Parameter, Work
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["COUNTED_S", "PYTHON_COLLECTIVE_S", "BufferBroadcast", "DdpCosts", "HookWork"]
-
 # one collective from the C++ reducer, host side: 10-20 us, assumed 15; called in Python, as by a
 # hook, 20-40 us, assumed 30
 _LAUNCH_COLLECTIVE_S = 15e-6

@@ -23,8 +23,6 @@ from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Work, joined
 
-__all__ = ["CHANNEL", "GatheringHook"]
-
 CHANNEL = 512  # elements of a channel: quantization_perchannel_hook's bucket_size
 _FLOAT, _INDEX = 4, 8  # bytes
 # small operators of an observer and its scales, of a tensor or of channels

@@ -25,8 +25,6 @@ from ddpsim.strategies.instructions import (
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import one_value_work
 
-__all__ = ["NOT_JOINED", "JoinedForward"]
-
 _FLOAT_BYTES, _INTEGER_BYTES = 4, 8
 _HAS_INPUTS, _COMMON_RANK, _REDUCES = -2, -3, -4  # numbers beside those of the reducer
 

@@ -25,8 +25,6 @@ from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
-__all__ = ["NO_COPIES", "LowCopies", "MixedPrecision", "as_reduced", "check_modules"]
-
 # the host's seconds a parameter in Python and operators, launches apart: torch 2.13 on one core of
 # an EPYC, 1000 parameters of one element, DDP with and without; copy and waits, hook and cast
 _COPY_HOST_S = 60e-6

@@ -18,8 +18,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import one_parameters_work
 
-__all__ = ["OptimizerInHook"]
-
 _NOTHING = Launch(0, 0)
 
 

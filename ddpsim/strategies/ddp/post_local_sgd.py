@@ -18,8 +18,6 @@ from ddpsim.strategies.instructions import Instruction, Mark
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.workload.model import Model
 
-__all__ = ["PostLocalSgd"]
-
 _ALONE, _AVERAGES = 0, 1
 
 

@@ -25,9 +25,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
-__all__ = ["check_one_bucket", "in_stages"]
-
-
 _MOST_BY_GRAM_SCHMIDT = 2  # columns of float32
 # of a column: norm, scaling and the reflector's own; of what is left of the panel: product and
 # update, once to factor and once to form Q; torch's linalg.qr copies its input in, Q and R out

@@ -25,8 +25,6 @@ from ddpsim.strategies.instructions import (
 from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["Buffers", "Reducer", "ReducerWork"]
-
 _BROADCASTS_IN_FLIGHT = 2
 
 

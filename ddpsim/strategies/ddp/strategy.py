@@ -28,8 +28,6 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import Model, Work
 
-__all__ = ["DistributedDataParallel"]
-
 _INITIAL, _REBUILT, _COMPRESSED = 0, 1, 2
 _FEW_MICRO_BATCHES = 3  # the first, the last, and one between them
 

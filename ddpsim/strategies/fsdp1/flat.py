@@ -23,8 +23,6 @@ from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work
 
-__all__ = ["Flat", "Flats"]
-
 _ALIGNED_BYTES = 16  # _get_aligned_numel
 
 

@@ -22,8 +22,6 @@ from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
 from ddpsim.strategies.fully_shard.units import ROOT, spans
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 
-__all__ = ["Step"]
-
 _OF_ROOT = "the root"
 _IN_FLIGHT = 2  # _FreeEventQueue: all-gathers that are not freed
 _REDUCING = 3  # reductions that may not be done where the host launches another

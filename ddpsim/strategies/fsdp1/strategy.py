@@ -17,8 +17,6 @@ from ddpsim.strategies.fully_shard.units import plan_units
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, NormSum
 from ddpsim.workload.model import Model
 
-__all__ = ["FullyShardedDataParallel"]
-
 _Around = Callable[[Model, NormSum | None], AroundOptimizer]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["large_modules"]
-
 _Inside = Sequence[tuple[str, int]]  # parameters' names within a module, and their elements
 
 

@@ -11,8 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
-__all__ = ["block_names", "names_numbers"]
-
 _NUMBERED = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
 _OF_ONE_LAYER = {"weight", "bias"}
 _LEAST = 2  # layers with a matrix that make a sequence a block

@@ -15,8 +15,6 @@ from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass
 from ddpsim.strategies.fully_shard.units import ROOT, Piece
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["handed_on", "with_casts"]
-
 Chain = tuple[int, ...]
 
 

@@ -14,8 +14,6 @@ from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.workload.model import Work
 
-__all__ = ["dispatch_s", "on_shards", "operators"]
-
 _Kind = Literal["cpu", "gpu"]
 
 _FOREACH_S, _FUSED_S = 1.7e-6, 17e-6

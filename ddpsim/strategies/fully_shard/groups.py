@@ -26,8 +26,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
-__all__ = ["Group", "Groups", "HostTime", "divisors"]
-
 
 class HostTime(NamedTuple):
     """Seconds of a hook, and more for each parameter."""

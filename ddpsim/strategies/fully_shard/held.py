@@ -9,8 +9,6 @@ from typing import Literal
 from ddpsim.result.model import HeldBytes, MemoryPeak, MemoryWalk
 from ddpsim.strategies.instructions import Compute, Instruction
 
-__all__ = ["Held"]
-
 _What = Literal["parameters", "gradients", "reductions"]
 _Change = tuple[int, str, _What, int]
 

@@ -22,8 +22,6 @@ from ddpsim.workload.operators import Operator
 from ddpsim.workload.optimizer import operators_s
 from ddpsim.workload.optimizer_operators import around_products, half_product, iterations
 
-__all__ = ["MuonOnShards"]
-
 _OTHERS_S, _PRODUCT_S = 110e-6, 27e-6  # the host's, of what is around the products, and of each
 _NUMBER = -2  # of its collectives, each of which is awaited before the next one
 _NORM_BYTES = 2

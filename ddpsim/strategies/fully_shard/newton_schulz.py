@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Literal, NamedTuple
 
-__all__ = ["LocalProduct", "Mesh", "Sent", "newton_schulz"]
-
 # of a matrix: each rank has rows of it, columns of it, all of it, or a part of a sum
 Placement = Literal["rows", "columns", "whole", "partial"]
 _Shape = tuple[int, int]

@@ -14,8 +14,6 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.fully_shard import CpuOffload
 from ddpsim.workload.model import Work
 
-__all__ = ["Offload"]
-
 
 @dataclass(frozen=True)
 class Offload:

@@ -26,8 +26,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, joined
 
-__all__ = ["Reduced", "Sharded", "WalkedStep", "passes_of"]
-
 _PHASES = {
     "backward": "backward, with the gradients' copies",
     "unshard": "copies of gathered parameters",

@@ -21,8 +21,6 @@ from ddpsim.strategies.fully_shard.units import ROOT, spans
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["Ends", "LaunchedPiece", "Pass", "Step"]
-
 _OF_ROOT = "the root"
 
 

@@ -17,8 +17,6 @@ from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
-__all__ = ["FullyShard"]
-
 _WORDS = Sharded.phases | {"all_reduce": "all-reduces of gradients between nodes"}
 # where Muon's products are shared out by DTensor
 _WITH_MUON = {

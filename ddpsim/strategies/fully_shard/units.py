@@ -14,18 +14,6 @@ from ddpsim.strategies.fully_shard.auto_wrap import large_modules
 from ddpsim.strategies.fully_shard.blocks import block_names, names_numbers
 from ddpsim.workload.model import Model, Parameter, Work, joined
 
-__all__ = [
-    "ROOT",
-    "Piece",
-    "Unit",
-    "backward_pieces",
-    "dtypes_of",
-    "forward_pieces",
-    "named_units",
-    "plan_units",
-    "spans",
-]
-
 ROOT = 0
 _SOME = 3  # names in a message
 

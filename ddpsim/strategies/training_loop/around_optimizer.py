@@ -29,8 +29,6 @@ from ddpsim.workload.gradient_passes import (
 )
 from ddpsim.workload.model import Model, Work
 
-__all__ = ["AroundOptimizer", "NormSum", "read_value"]
-
 _NORM = -1  # the number of its all-reduce, which is awaited before the next one
 
 

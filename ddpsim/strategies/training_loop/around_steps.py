@@ -23,17 +23,6 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.model import Model, Work
 
-__all__ = [
-    "STAGED_BYTES_PER_S",
-    "Around",
-    "EndsOfSteps",
-    "ForwardAlone",
-    "InputCopies",
-    "ThroughHost",
-    "barrier",
-    "input_rate",
-]
-
 _BARRIER = -7  # a number beside those of a step's other collectives
 _FLOAT_BYTES = 4
 STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs

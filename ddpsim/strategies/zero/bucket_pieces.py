@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ddpsim.errors import InputError
 
-__all__ = ["Assignment", "Piece", "assigned"]
-
 
 class Piece(NamedTuple):
     """What one rank updates of a bucket: parameters from `begin` to before `end`, in its order."""

@@ -34,8 +34,6 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.zero.partition import Partition, Sent, bucketed
 from ddpsim.workload.model import ITEM_BYTES, Model, joined
 
-__all__ = ["DeepSpeed", "with_counting"]
-
 _PHASES = {
     "backward": "backward, with the gradients' copies into buckets",
     "all_reduce": "reductions of gradients",

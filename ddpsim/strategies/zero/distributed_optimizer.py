@@ -31,14 +31,6 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
-__all__ = [
-    "DistributedOptimizer",
-    "bucketed",
-    "optimizer_of_shards",
-    "same_dtype",
-    "with_forward_parts",
-]
-
 _PHASES = {
     "backward": "backward, with the gradients' additions to buffers",
     "reduce_scatter": "reduce-scatters of gradients",

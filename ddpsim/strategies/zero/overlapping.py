@@ -24,8 +24,6 @@ from ddpsim.strategies.zero.bucket_pieces import Assignment, Piece, assigned
 from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import functional_work
 
-__all__ = ["Overlapping", "Updates"]
-
 _PHASES = {
     "buffers": "broadcasts of parameters and buffers",
     "comm_hook": "optimizers of buckets, in DDP's hook",

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from ddpsim.cluster.transfers import Operation
 from ddpsim.scenario.options.deepspeed import DeepSpeed
 
-__all__ = ["Partition", "Sent", "Slice", "bucketed"]
-
 _ALIGNED = 2  # nccl_start_alignment_factor, elements
 
 

@@ -19,8 +19,6 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.model import Model, Parameter, Work
 
-__all__ = ["ZeroRedundancy", "largest_part", "partition", "spread"]
-
 _PHASES = {"buffers": "broadcasts of parameters and buffers"}
 
 _Partition = tuple[tuple[int, ...], ...]

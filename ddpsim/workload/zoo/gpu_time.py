@@ -18,8 +18,6 @@ from typing import NamedTuple
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.workload.operators import Operator
 
-__all__ = ["FITTED", "GpuTime", "Shapes"]
-
 
 class Shapes(NamedTuple):
     """What shapes cost on all GPUs.

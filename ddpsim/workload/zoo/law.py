@@ -18,8 +18,6 @@ from ddpsim.workload.model import Work
 from ddpsim.workload.operators import MULTIPLYING, Kind, Operator
 from ddpsim.workload.zoo.gpu_time import GpuTime
 
-__all__ = ["Law", "written_out"]
-
 # kernels that turn a convolution's operands to channels last and its result back; the gradient's
 # two convolutions share theirs
 _TURNS = {"convolution": 3, "convolution_input_gradient": 1, "convolution_weight_gradient": 2}

@@ -11,8 +11,6 @@ from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, other_left
 from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
 
-__all__ = ["roofline_provenance"]
-
 
 def _layers_provenance(
     table: dict[str, Any], workload: Workload, arithmetic: Arithmetic

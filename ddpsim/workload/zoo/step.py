@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from ddpsim.scenario.workload import Precision
 from ddpsim.workload.operators import MULTIPLYING, Operator
 
-__all__ = ["Row", "Step", "outputs_of", "step_of"]
-
 Row = tuple[Operator, ...]
 
 

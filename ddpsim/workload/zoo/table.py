@@ -8,17 +8,6 @@ from ddpsim.errors import InputError
 from ddpsim.scenario.workload import Precision, Workload
 from ddpsim.workload.model import BatchNorm, Buffer, Parameter
 
-__all__ = [
-    "batch_norms_of",
-    "check_options",
-    "input_size_of",
-    "is_convolutional",
-    "is_recurrent",
-    "product_of",
-    "read_buffers",
-    "read_parameters",
-]
-
 
 def is_convolutional(table: dict[str, Any]) -> bool:
     """Whether its norms, if any, are batch norms, which autocast leaves in half; not so a ViT's.
