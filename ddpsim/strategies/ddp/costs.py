@@ -205,11 +205,12 @@ class DdpCosts:
     def host_times(self) -> float:
         """How many times as long Python takes the host as the one on which units were measured.
 
-        A GPU's host is as much slower as its operators are; on a CPU DDP's own hooks tell, where
-        they were measured.
+        A GPU's host is as much slower as its operators are, where those are stated or measured: a
+        preset's are of whole loops. On a CPU DDP's own hooks tell, where they were measured.
         """
         if self.device.kind != "cpu":
-            return self.device.operator_s / _OPERATOR_S
+            known = self.device.launching_trust(compiled=False) in ("stated", "measured")
+            return self.device.operator_s / _OPERATOR_S if known else 1.0
         measured = self.overheads and self.overheads.hook_s
         return measured.value / _HOOK_S if measured else 1.0
 

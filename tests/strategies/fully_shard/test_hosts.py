@@ -116,4 +116,5 @@ def test_hooks_are_as_much_slower_as_operators() -> None:
     """A stated host is that of hooks too; kernels of a CPU take their caches."""
     assert _costs("h100-sxm-80gb", operator="21 us").unit_hook_times == pytest.approx(1)
     assert _costs("h100-sxm-80gb", operator="42 us").unit_hook_times == pytest.approx(2)
+    assert _costs("h100-sxm-80gb").unit_hook_times == 1
     assert _costs("cpu-core").unit_hook_times == pytest.approx(3)
