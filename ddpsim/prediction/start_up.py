@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.errors import InputError
 from ddpsim.prediction.job import Job
 from ddpsim.result.start_up import StartUp
 from ddpsim.strategies.ddp.costs import DdpCosts
@@ -28,12 +29,18 @@ def start_up_of(job: Job) -> StartUp | None:
 
 
 def _broadcast(job: Job) -> tuple[int, float] | None:
-    """Bytes and seconds of what rank 0 sends: flattened, broadcast, and copied from there."""
+    """Bytes and seconds of what rank 0 sends: flattened, broadcast, and copied from there.
+
+    None where it has no price: a table of measured times may end before its sizes.
+    """
     cost = job.network.of("world").cost
     if "broadcast" not in cost.operations:
         return None
     costs = DdpCosts(job.scenario.cluster.device, job.scenario.ddp, job.overheads)
     sent = costs.first_broadcasts(job.model)
-    sent_ns = sum(duration_ns(cost.transfer("broadcast", each.size_bytes)) for each in sent)
+    try:
+        sent_ns = sum(duration_ns(cost.transfer("broadcast", each.size_bytes)) for each in sent)
+    except InputError:
+        return None
     copied_s = sum(each.flatten.device_s + each.unflatten.device_s for each in sent)
     return sum(each.size_bytes for each in sent), sent_ns / NS_PER_S + copied_s

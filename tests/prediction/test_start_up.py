@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,13 @@ def test_it_is_one_line_of_the_long_answer_and_no_part_of_the_step() -> None:
     told = "start-up once, not in the step: 97.7 MiB of parameters and buffers broadcast in 36.9 ms"
     assert told in text
     assert result.to_dict()["start_up"]["communicator_s"] == [0.66, 4.1]
+
+
+def test_a_table_without_the_broadcasts_size_still_answers(tmp_path: Path) -> None:
+    """Buckets of at most 30 MiB are in it, and the broadcast of 98 is not."""
+    rows = Path("scenarios/all-reduce-8xa100.csv").read_text(encoding="utf-8")
+    table = tmp_path / "table.csv"
+    table.write_text(rows.partition("67108864,")[0], encoding="utf-8")
+    told = predict("resnet50-nccl-log", f"cluster.all_reduce={table}").start_up
+    assert told is not None
+    assert told.broadcast_s is None
