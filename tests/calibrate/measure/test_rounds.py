@@ -30,7 +30,7 @@ STRATEGIES = (
     Variant(strategy="naive_flat"),
     Variant(strategy="per_parameter", accumulation_steps=2),
     Variant(strategy="zero1"),
-    Variant(strategy="fully_shard"),
+    Variant(strategy="fully_shard", units=("0", "2")),
     Variant(strategy="fully_shard", reshard_after_forward=False, accumulation_steps=2),
     Variant(comm_hook="powerSGD", matrix_approximation_rank=2),
     Variant(accumulation_steps=2, no_sync=False),
@@ -168,11 +168,11 @@ def test_other_loops_say_what_they_reduce_together(rounds: Rounds) -> None:
         "naive": each,
         "naive_flat": (sum(each),),
         "per_parameter x2": each,
-        "fully_shard": (),
+        "fully_shard 2 units": (),
         "fully_shard x2 keep": (),
     }
     units = {v.units for v in rounds.variants if not v.bucket_bytes}
-    assert units == {("0", "2")}
+    assert units == {("0", "2"), ()}  # single layers of a sequence are no blocks
 
 
 def test_every_strategy_is_predicted(rounds: Rounds, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_units_are_those_of_the_variant(one_rank: None) -> None:
 
     bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), "sgd", fused=False)
     layout = Layout(nodes=1, gpus_per_node=1)
-    for units, sharded in ((("0",), ["0"]), ((), []), ("blocks", ["0", "2"])):
+    for units, sharded in ((("0",), ["0"]), (("0", "2"), ["0", "2"]), ((), []), ("blocks", [])):
         loop = loop_of(bare, Variant(strategy="fully_shard", units=units), layout)
         modules = loop.training.model.named_modules()
         assert [name for name, each in modules if name and hasattr(each, "unshard")] == sharded
