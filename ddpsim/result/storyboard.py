@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ddpsim.result.capacity import LongRun
 from ddpsim.result.changes import Sensitivity
@@ -274,10 +275,12 @@ def _since(spans: Iterable[Span], origin_ns: int) -> tuple[Span, ...]:
 
 def _is_of_one_block(some: Span, other: Span) -> bool:
     """Whether two spans are of one kind, and of no other block where both have names."""
-    blocks = {block_of(name) for name in (*some.names, *other.names)}
-    return some.kind == other.kind and len(blocks) < 2
+    if some.kind != other.kind:
+        return False
+    return len({block_of(name) for name in (*some.names, *other.names)}) < 2
 
 
+@lru_cache(maxsize=1 << 14)
 def block_of(name: str) -> str:
     """The block of a module or a parameter: its name up to the first number, or its module's."""
     parts = name.split(".")
