@@ -167,7 +167,7 @@ def _above_zero(parse: Callable[[str], float], text: str, option: str) -> float:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Of what every rank of a torchrun job ends with, the first speaks; Ctrl-C has its own code."""
+    """Let the first rank alone say how a torchrun job ends; Ctrl-C has its own code."""
     from calibrate.measure.errors import RefusedError, StoppedError
 
     try:

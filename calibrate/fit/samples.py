@@ -188,7 +188,7 @@ class Logs(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Of all files, each once."""
+        """List what the files warn of, each once."""
         logs = chain(self.all_reduces, *self.others.values())
         return [*dict.fromkeys(line for log in logs for line in log.warnings)]
 

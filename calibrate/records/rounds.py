@@ -344,7 +344,7 @@ def load_rounds(path: Path) -> Rounds:
 
 
 def _problems(rounds: Rounds) -> Iterator[str]:
-    """Where samples lack ranks or rounds that others have, or are no times."""
+    """Samples that lack ranks or rounds which others have, or are no times, in words."""
     for name, rows in (("variants", rounds.variants), ("all_reduce", rounds.all_reduce)):
         if not rows:
             yield f"{name}: wanted one or more"

@@ -58,7 +58,7 @@ def _shared_rates(case: Case) -> Sequence[float]:
 
 
 def _peer_to_peer_rates(case: Case) -> Sequence[float]:
-    """Those of one GPU, where NCCL goes from GPU to GPU, as far as stated."""
+    """Rates of one GPU, where NCCL goes from GPU to GPU, as far as stated."""
     is_peer = case.way in (None, *PEER_TRANSPORTS)
     return _shared_rates(case) if is_peer and _may_be_peers(case) else ()
 

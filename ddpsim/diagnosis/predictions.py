@@ -344,7 +344,7 @@ def _between(sizes: Sequence[float], values: Sequence[Array]) -> list[tuple[floa
 
 
 def log_likelihood(seen: Seen, values: Array, effects: Array) -> float:
-    """Of a multivariate normal around `values`."""
+    """Log likelihood of what was seen, by a multivariate normal around `values`."""
     covariance = effects.T @ effects + np.diag(seen.noise**2)
     off = seen.logs - values
     _, log_determinant = np.linalg.slogdet(covariance)
@@ -353,7 +353,7 @@ def log_likelihood(seen: Seen, values: Array, effects: Array) -> float:
 
 
 def unknown_log_likelihood(seen: Seen, healthy: Array) -> float:
-    """Of a cause that may lengthen or shorten each measurement by itself, by any factor."""
+    """Log likelihood of a cause that may change each measurement by itself, by any factor."""
     broad = Seen(seen.logs, np.hypot(seen.noise, _BROAD))
     return log_likelihood(broad, healthy, np.zeros((1, len(healthy))))
 

@@ -334,7 +334,7 @@ def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedK
 
 
 def _seen(traces: RankTraces) -> dict[int, KernelChoice]:
-    """Of all-reduces whose sizes and kernels are told, the last one of each size."""
+    """Kernels of all-reduces by size, where both are told; the last one of each size."""
     found = {}
     for step in (step for of_rank in traces.steps.values() for step in of_rank):
         for each in step.collectives:

@@ -39,7 +39,7 @@ class Span(NamedTuple):
     names: tuple[str, ...] = ()
 
     def moved(self, by_ns: int) -> Span:
-        """The same, so many ticks later."""
+        """Return the span so many ticks later."""
         return self._replace(start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns)
 
 

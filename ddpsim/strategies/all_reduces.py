@@ -60,7 +60,7 @@ class AllReduce(NamedTuple):
         yield compute("averaging", self.bucket.copy_back)
 
     def again(self) -> tuple[Instruction, ...]:
-        """Of a gradient that DDP reduces too: awaited at once, and divided."""
+        """Reduce a gradient beside DDP, which reduces it too: await it at once, and divide."""
         launched = self.launched(_AGAIN, -1)._replace(cause=f"{self.cause}, beside DDP's")
         return launched, Await(_AGAIN), compute("copy_back", self.bucket.copy_back)
 
@@ -118,7 +118,7 @@ class AllReduces:
         )
 
     def _of_one_dtype(self, members: Sequence[int]) -> list[int]:
-        """Those that have a gradient."""
+        """Leave out members without a gradient; raises InputError for several dtypes."""
         dtypes = sorted({self.model.parameters[i].dtype for i in members})
         if len(dtypes) > 1:
             first = self.model.parameters[members[0]].name

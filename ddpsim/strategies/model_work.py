@@ -77,8 +77,9 @@ class ModelWork:
         again: Sequence[tuple[Instruction, ...]],
         place: Literal["hooks", "after_backward"] | None,
     ) -> ModelWork:
-        """The same, whose gradients are reduced `again`, in `ready_order`: where each is made, or
-        before the optimizer; None: not.
+        """Return work whose gradients are reduced `again`, in `ready_order`.
+
+        `place`: where each is made, or before the optimizer; None: not at all.
 
         A tensor's hook is called in each backward, under no_sync too.
         """

@@ -62,7 +62,7 @@ def arithmetic_of(precision: Precision, device: Device) -> Arithmetic:
 
 
 def half_arithmetic(device: Device) -> Arithmetic:
-    """Of products in bfloat16 whatever the step's precision; in float32 where it has no such rate.
+    """Arithmetic of products in bfloat16, or in float32 where a device has no such rate.
 
     A GPU without one computes them so (assumed).
     """

@@ -186,7 +186,7 @@ class Model:
         return next((owner for owner in owners if owner and f"{owner}." not in inner), None)
 
     def named(self) -> Model:
-        """The same model, whose works of forward and backward have names where they are known."""
+        """Return the model with names of its forward and backward works, where they are known."""
         forward, gradients = self.forward_modules, (*(each.name for each in self.used), "")
         return replace(
             self,

@@ -135,7 +135,7 @@ def _updated(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Sequence[
 
 
 def _together(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
-    """Of an optimizer whose kernels take many parameters at once."""
+    """Work of an optimizer whose kernels take many parameters at once."""
     _, operations = _bytes_and_operations(optimizer)
     launches = operations * math.ceil(len(parameters) / TENSORS_PER_LAUNCH)
     if optimizer.state_bits == 8:

@@ -37,7 +37,7 @@ def factored_numel(parameter: Parameter) -> int:
 
 
 def optimizer_operators(optimizer: Optimizer, parameter: Parameter) -> tuple[Operator, ...]:
-    """Of one parameter; Muon's: one that it takes."""
+    """List what Adafactor or Muon runs for one parameter, which Muon must take."""
     if optimizer.name == "muon":
         return tuple(_muon(parameter, iterations(optimizer)))
     return tuple(_adafactor(optimizer, parameter))

@@ -83,7 +83,7 @@ def test_a_map_of_used_parameters_is_replayed() -> None:
 
 
 def test_real_steps_are_simulated_to_their_length(real: Path, tmp_path: Path) -> None:
-    """Where ranks run at once: they share two cores with other tests, so up to three jobs do."""
+    """Ranks must run at once, and share two cores with other tests: one of three jobs does."""
     folders = [real, tmp_path / "second" / "2", tmp_path / "third" / "2"]
     for folder in folders:
         if not folder.exists():

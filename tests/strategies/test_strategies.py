@@ -96,7 +96,7 @@ def test_buckets_by_hand_are_reduced_after_the_backward() -> None:
 
 
 def test_groups_are_sent_in_their_order() -> None:
-    """Those of a cap, the other way round: each tensor is as long, the times are the same."""
+    """Groups of a cap, the other way round: each tensor is as long, the times are the same."""
     capped = predict("naive-vs-ddp", FLAT, "ddp.bucket_cap_mb=60")
     names = [parameter.name for parameter in resolve(load("naive-vs-ddp")).model.parameters]
     cut = names.index(capped.buckets[1].first)

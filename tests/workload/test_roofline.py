@@ -298,7 +298,7 @@ def test_an_optimizer_keeps_what_torchs_keeps(options: dict[str, Any]) -> None:
 
 
 def operators_and_kernels(model: Model) -> tuple[int, int]:
-    """Of forward and backward, at an A100's 45 us an operator."""
+    """Count those of forward and backward, at an A100's 45 us an operator."""
     works = (*model.forward, *model.backward)
     return round(sum(work.host_s for work in works) / 40e-6), sum(work.kernels for work in works)
 

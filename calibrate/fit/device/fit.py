@@ -313,7 +313,7 @@ def _rates(measurements: Iterable[DeviceMeasurement]) -> Iterable[tuple[Rate, fl
 
 
 def bandwidth_bytes_per_s(record: DeviceRecord) -> float:
-    """Of the fastest kernel that bandwidth bounds, over more than any cache holds."""
+    """Bandwidth of the fastest memory-bound kernel, over more than any cache holds."""
     found = record.of("memory")
     if not found:
         raise ImportFailedError("the record", "holds no memory-bound kernel: go on with --resume")

@@ -125,7 +125,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; all where it is not set or does not count them.
+    """GPUs that CUDA_VISIBLE_DEVICES leaves; all where it is not set or does not count them.
 
     None where it is set and empty, or begins with -1, as CUDA takes it.
     """

@@ -147,7 +147,7 @@ class Paths:
         return frozenset(weak.union(*own, (n + node for node in nodes)))
 
     def stretched(self, factor: float) -> Paths:
-        """The same where everything takes `factor` times as long."""
+        """Return it with everything `factor` times as slow."""
         if factor == 1:
             return self
 
@@ -232,7 +232,7 @@ class Link:
         return replace(self, bandwidth_bytes_per_s=bytes_per_s)
 
     def copied(self, s_per_byte: float) -> Link:
-        """Where a message is copied first, at so many seconds a byte."""
+        """Return a link whose messages are copied first, at so many seconds a byte."""
         if not s_per_byte:
             return self
         bytes_per_s = 1 / (1 / self.bandwidth_bytes_per_s + s_per_byte)
@@ -243,7 +243,7 @@ class Link:
         return replace(self, latency_s=self.latency_s * factor)
 
     def slower(self, factor: float) -> Link:
-        """The same where everything takes `factor` times as long."""
+        """Return it with everything `factor` times as slow."""
         return replace(
             self,
             latency_s=self.latency_s * factor,

@@ -55,7 +55,7 @@ class Collective:
         return self.met_ns.size + self.ends_ns.size
 
     def later(self, by_ns: Ticks) -> Collective:
-        """The same, so much later."""
+        """Return the collective so many ticks later."""
         met_ns, ends_ns = (_later(ns, by_ns) for ns in (self.met_ns, self.ends_ns))
         return Collective(self.transfers, met_ns, ends_ns)
 

@@ -18,7 +18,7 @@ _ALL = 2  # sorts of figures
 
 
 class _Standing(NamedTuple):
-    """Where ranks stand after a layer.
+    """The moments at which ranks stand after a layer.
 
     `figures`: all that later parts depend on, in ticks since `first_ns`, [trials, 1]: streams and
     what the layer refers to; then the rest, asked for where these stand as they did after the layer

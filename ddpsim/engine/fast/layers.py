@@ -51,7 +51,7 @@ class Layers(NamedTuple):
         return self.begin + self.length * self.times
 
     def records_of(self, number: int) -> range:
-        """Those of one layer, counted from 0."""
+        """Numbers of the Records in one layer, which is counted from 0."""
         first = self.first_record + number * self.recorded
         return range(first, first + self.recorded)
 
@@ -65,7 +65,7 @@ class _Key(NamedTuple):
 
 
 def layers_of(parts: Sequence[_Part]) -> tuple[Layers, ...]:
-    """Those of a step, as all trials have them."""
+    """Find a step's runs of equal layers, which all trials have."""
     keys = list(_keys(parts))
     records = [0, *accumulate(isinstance(part.first, Record) for part in parts)]
     places: dict[_Key, list[int]] = {}

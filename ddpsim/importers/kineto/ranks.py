@@ -284,7 +284,7 @@ def clocks_apart_s(ranks: Ranks) -> dict[int, float]:
 
 
 def transfers(ranks: Ranks) -> list[list[Transfer]]:
-    """Of each step, in the order of their ends; those that every rank recorded."""
+    """Transfers of each step that every rank recorded, in the order of their ends."""
     apart_s = clocks_apart_s(ranks)
     count = len(next(iter(ranks.values())))
     return [_of_step(number, ranks, apart_s) for number in range(count)]

@@ -402,13 +402,13 @@ def operation_of(name: str) -> str:
 
 
 def gradient_of(args: dict[str, Any]) -> Gradient:
-    """Of the first input."""
+    """Shape and type of an operator's first input."""
     shape, dtype = first(args.get("Input Dims")), first(args.get("Input type"))
     return Gradient(_shape(shape), dtype_of(dtype))
 
 
 def first(inputs: Any) -> Any:
-    """Of several inputs; None where there is none."""
+    """The first of several inputs; None where there is none."""
     return inputs[0] if isinstance(inputs, list) and inputs else None
 
 

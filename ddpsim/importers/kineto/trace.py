@@ -176,7 +176,7 @@ def _check(
 
 
 def both_ways(trace: TraceEvents) -> BothWays:
-    """Of all kinds of work that ran both ways, each by its medians."""
+    """Compare each kind of work beside and without collectives, by its medians."""
     beside: dict[Hashable, list[float]] = defaultdict(list)
     alone: dict[Hashable, list[float]] = defaultdict(list)
     gloo = (op for op in trace.ops if op.name.startswith("gloo:"))

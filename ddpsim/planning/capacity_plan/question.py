@@ -303,7 +303,7 @@ def _check_is_plausible(name: str, points: tuple[tuple[int, int], ...]) -> None:
 
 @dataclass(frozen=True)
 class Site:
-    """Where the machines stand: the building's power over theirs, and the grid's carbon."""
+    """A building with machines: its power over theirs, and the carbon of its grid."""
 
     pue: float
     co2_g_per_kwh: float | None = None

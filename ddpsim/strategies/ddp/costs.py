@@ -216,7 +216,7 @@ class DdpCosts:
 
     @property
     def unit_hook_times(self) -> float:
-        """The same of units' hooks, where a CPU's kernels take the caches that a loop leaves."""
+        """How many times as long units' hooks take: a CPU's kernels take the caches, too."""
         return self.host_times * (_IN_A_STEP if self.device.kind == "cpu" else 1)
 
     @property

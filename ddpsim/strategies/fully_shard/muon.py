@@ -43,7 +43,7 @@ class MuonOnShards:
     stretch: float = 1.0
 
     def instructions(self, matrices: Sequence[Parameter]) -> Iterator[Instruction]:
-        """Of all, in the order of registration; those of one shape are priced once."""
+        """Yield the steps of all matrices, as registered; matrices of one shape are priced once."""
         known: dict[object, tuple[Instruction, ...]] = {}
         for matrix in matrices:
             like = matrix.shape, matrix.dtype

@@ -40,7 +40,7 @@ class Law:
     def of(
         cls, workload: Workload, device: Device, arithmetic: Arithmetic, other_left: float
     ) -> Law:
-        """Of a step; what is compiled is in channels last (torch/_inductor/config.py)."""
+        """Return a step's law; what is compiled is in channels last (torch/_inductor/config.py)."""
         compiles = bool(workload.compile)
         last = workload.memory_format == "channels_last" or compiles
         return cls(device, arithmetic, other_left, compiles=compiles, channels_last=last)

@@ -32,7 +32,7 @@ def _sizes(tensors: Any) -> dict[str, int]:
 
 
 def _under_ddp(module: Any) -> dict[str, Any]:
-    """Of a module in bfloat16; a hook sees its buckets."""
+    """Accumulate with a module in bfloat16; a hook sees its buckets."""
     import torch
 
     ddp = torch.nn.parallel.DistributedDataParallel(module.to(torch.bfloat16))

@@ -13,7 +13,7 @@ def blocks_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def convolutions() -> nn.Sequential:
-    """As many small CNNs are written: each layer is a numbered child."""
+    """A small CNN as many are written: each layer is a numbered child."""
     widths = [(3, 8), (8, 16), (16, 16), (16, 32)]
     layers = [
         each
