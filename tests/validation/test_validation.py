@@ -177,6 +177,22 @@ def test_steps_are_predicted_by_those_of_other_publishers() -> None:
     assert 0.75 <= covered <= 0.88
 
 
+def test_plain_convolutions_on_hopper_are_predicted_by_those_of_other_publishers() -> None:
+    """VGG-16 and ResNet-34: 38 % worst, of VGG-16 in half, channels last, batch 256.
+
+    To fit forward and backward apart, or weight gradients by type, makes it 40 and 42 %.
+    """
+    errors = [
+        abs(held.error)
+        for held in held_out()
+        if held.row.device in RECORDED and held.row.model in ("vgg16", "resnet34")
+        if held.regime == DEVICE_BOUND
+    ]
+    assert len(errors) == 24
+    assert median(errors) <= 0.19
+    assert max(errors) <= 0.39
+
+
 def test_the_presets_are_what_published_steps_say() -> None:
     """Written by `python -m held_out.presets`."""
     devices = {name: device_table(name) for name in device_names()}
