@@ -15,10 +15,10 @@ from ddpsim.scenario.options.zero_redundancy import HookName
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 CommHook = Literal["none", "fp16_compress", "bf16_compress", "powerSGD"]
 StrategyName = Literal[
-    "ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard", "hsdp"
+    "ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard", "hsdp", "fsdp1"
 ]
 DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
-SHARDED = ("fully_shard", "hsdp")
+SHARDED = ("fully_shard", "hsdp", "fsdp1")
 _REDUCED_ONCE = ("naive", "naive_flat")  # whatever the micro-batches of a step
 _OF_SHARDED = ("reshard_after_forward", "units")
 _OF_ZERO1 = ("overlap_with_ddp", "hook", "shard_buckets")
@@ -45,9 +45,11 @@ class Variant(Part):
     matrix_approximation_rank: int = Field(1, ge=1, description="of powerSGD")
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    reshard_after_forward: bool = Field(default=True, description="of fully_shard and hsdp")
+    reshard_after_forward: bool = Field(
+        default=True, description="of sharded parameters; false is SHARD_GRAD_OP of fsdp1"
+    )
     units: Annotated[Units, BeforeValidator(_from_yaml)] = Field(
-        "blocks", description="of fully_shard and hsdp: what is sharded on its own"
+        "blocks", description="modules whose parameters are sharded on their own"
     )
     overlap_with_ddp: bool = Field(default=False, description="of zero1, with NCCL")
     hook: HookName = Field("hook_with_zero_step", description="of overlap_with_ddp")

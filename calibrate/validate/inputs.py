@@ -134,9 +134,13 @@ def _ddp(variant: VariantSamples, rounds: Rounds) -> dict[str, Any]:
         "accumulation_steps": options.accumulation_steps,
         "no_sync": options.no_sync,
     }
+    units = {"units": list(variant.units)}
+    if options.strategy == "fsdp1":
+        sharding = "FULL_SHARD" if options.reshard_after_forward else "SHARD_GRAD_OP"
+        return shared | {"fsdp1": units | {"sharding_strategy": sharding}}
     if options.strategy in SHARDED:
         reshards = {"reshard_after_forward": options.reshard_after_forward}
-        return shared | {"fully_shard": reshards | {"units": list(variant.units)}}
+        return shared | {"fully_shard": reshards | units}
     if options.strategy not in DDP:
         return shared
     cap, finds = options.bucket_cap_mb, options.find_unused_parameters

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,7 @@ from calibrate.records.variant import DDP, SHARDED, StrategyName, Variant
 from ddpsim.strategies.fully_shard.units import named_units
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 import inspect
 
 import torch
@@ -39,8 +40,8 @@ class Loop:
     """A model and an optimizer ready to train with others.
 
     `no_sync` is entered in micro-batches that reduce nothing; `reduce` follows each other backward.
-    `sent_bytes`: of gradients that are reduced together, as the loop knows them; `units`: of
-    fully_shard. `untimed_steps` go before each step that is timed.
+    `sent_bytes`: of gradients that are reduced together, as the loop knows them; `units`: modules
+    that are sharded on their own. `untimed_steps` go before each step that is timed.
     """
 
     training: Training
@@ -66,7 +67,7 @@ def loop_of(
     if variant.strategy in DDP:
         return _ddp(own, variant, group)
     if variant.strategy in SHARDED:
-        return _fully_sharded(own, variant, layout)
+        return _sharded(own, variant, layout)
     return _LOOPS[variant.strategy](own)
 
 
@@ -163,24 +164,58 @@ def _per_parameter(own: Training) -> Loop:
     return Loop(own, no_sync, reduce, sent_bytes=_each_bytes(own))
 
 
-def _fully_sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
+def _sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
     """Shards over all ranks; hsdp over those of a node, with a copy in each."""
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- a second to import
-
-    mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
     sizes = [(name, parameter.numel()) for name, parameter in own.model.named_parameters()]
     units = named_units(sizes, variant.units, "units")
-    inner_first = sorted(units, key=lambda unit: -unit.count("."))
-    for unit in (*inner_first, ""):
-        fully_shard(
-            own.model.get_submodule(unit),
-            mesh=mesh,
-            reshard_after_forward=variant.reshard_after_forward,
-        )
     # gloo gathers into memory that it allocates anew. After the other variants of a round, each of
     # its pages costs the kernel 11 us in place of 4 (measured: 18,473 faults in both cases)
     settled = int(dist.get_backend() == "gloo")
-    return Loop(own.optimizing(), lambda: _unreduced(own.model), units=units, untimed_steps=settled)
+    if variant.strategy == "fsdp1":
+        wrapped = _flattened(own.model, variant, units)
+        no_sync = wrapped.no_sync
+        own = replace(own, model=wrapped)
+    else:
+        mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
+        _shard_fully(own.model, mesh, variant, units)
+        no_sync = partial(_unreduced, own.model)
+    return Loop(own.optimizing(), no_sync, units=units, untimed_steps=settled)
+
+
+def _shard_fully(
+    model: nn.Module, mesh: DeviceMesh, variant: Variant, units: Sequence[str]
+) -> None:
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- a second to import
+
+    inner_first = sorted(units, key=lambda unit: -unit.count("."))
+    for unit in (*inner_first, ""):
+        fully_shard(
+            model.get_submodule(unit),
+            mesh=mesh,
+            reshard_after_forward=variant.reshard_after_forward,
+        )
+
+
+def _flattened(
+    model: nn.Module, variant: Variant, units: Sequence[str]
+) -> FullyShardedDataParallel:
+    from torch.distributed.fsdp import (  # noqa: PLC0415 -- a second to import
+        FullyShardedDataParallel,
+        ShardingStrategy,
+    )
+    from torch.distributed.fsdp.wrap import CustomPolicy  # noqa: PLC0415
+
+    sharding = "FULL_SHARD" if variant.reshard_after_forward else "SHARD_GRAD_OP"
+    chosen = {model.get_submodule(unit) for unit in units}
+    try:
+        return FullyShardedDataParallel(
+            model,
+            sharding_strategy=ShardingStrategy[sharding],
+            auto_wrap_policy=CustomPolicy(lambda module: module in chosen),
+            device_id=next(model.parameters()).device,
+        )
+    except ValueError as error:  # frozen and trained parameters in a unit
+        raise MeasureError(f"fsdp1 cannot be measured here (torch: {error})") from None
 
 
 def mesh_of(device: str, variant: Variant, layout: Layout) -> DeviceMesh:

@@ -72,6 +72,7 @@ def test_a_variant_has_a_short_label() -> None:
     synced = Variant(strategy="zero1", bucket_cap_mb=5, accumulation_steps=2, no_sync=False)
     assert synced.label == "zero1 5 x2 synced"
     assert Variant(strategy="fully_shard", reshard_after_forward=False).label == "fully_shard keep"
+    assert Variant(strategy="fsdp1", reshard_after_forward=False).label == "fsdp1 keep"
     assert Variant(strategy="hsdp", units=("a", "b")).label == "hsdp 2 units"
     hook = "hook_with_zero_step_interleaved"
     interleaved = Variant(strategy="zero1", overlap_with_ddp=True, hook=hook, shard_buckets=True)
@@ -126,6 +127,25 @@ def test_units_are_those_of_the_variant(one_rank: None) -> None:
         assert list(loop.units) == sharded
     with pytest.raises(InputError, match="'layer' holds no parameter: name a module of this mod"):
         loop_of(bare, Variant(strategy="fully_shard", units=("layer",)), layout)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")  # of one rank
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated")
+def test_units_of_fsdp1_are_flat_parameters(one_rank: None) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from calibrate.measure.ddp.loops import loop_of
+    from calibrate.measure.model.training import prepare
+
+    bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), "sgd", fused=False)
+    layout = Layout(nodes=1, gpus_per_node=1)
+    for units, names in ((("0",), ["0"]), (("0", "2"), ["0", "2"]), ((), []), ("blocks", [])):
+        loop = loop_of(bare, Variant(strategy="fsdp1", units=units), layout)
+        whole = loop.training.model
+        assert list(loop.units) == names
+        assert len(FullyShardedDataParallel.fsdp_modules(whole)) == len(names) + 1
+        loop.training.forward().backward()
+        loop.training.optimizer.step()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
