@@ -85,9 +85,9 @@ detection, spare nodes, restarts, maintenance, spot notices. `plan` then gives t
 with p10 and p90, and the goodput: the share of the time that is steps of use.
 docs/explanation/reliability.md.""",
     "reshard": """\
-Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_forward). true:
-the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks
-keep one copy.""",
+Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_forward). default:
+the backward gathers them again (ZeRO-3), but for the root's, which stay. true: the root's too.
+false: all stay (ZeRO-2). A number: so many ranks keep one copy.""",
     "sharding": """\
 A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer, deepspeed), of
 gradients too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's

@@ -45,8 +45,8 @@ class Variant(Part):
     matrix_approximation_rank: int = Field(1, ge=1, description="of powerSGD")
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    reshard_after_forward: bool = Field(
-        default=True, description="of sharded parameters; false is SHARD_GRAD_OP of fsdp1"
+    reshard_after_forward: bool | None = Field(
+        None, description="of sharded parameters; false is SHARD_GRAD_OP of fsdp1"
     )
     units: Annotated[Units, BeforeValidator(_from_yaml)] = Field(
         "blocks", description="modules whose parameters are sharded on their own"
@@ -54,6 +54,15 @@ class Variant(Part):
     overlap_with_ddp: bool = Field(default=False, description="of zero1, with NCCL")
     hook: HookName = Field("hook_with_zero_step", description="of overlap_with_ddp")
     shard_buckets: bool = Field(default=False, description="of overlap_with_ddp")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_records_held(cls, given: Any) -> Any:
+        """Older records hold true for all strategies, whatever they shard."""
+        if not isinstance(given, dict) or given.get("strategy") in SHARDED:
+            return given
+        told = given.get("reshard_after_forward") is True
+        return {k: v for k, v in given.items() if not told or k != "reshard_after_forward"}
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> Variant:
@@ -118,7 +127,8 @@ class Variant(Part):
             f"rank {self.matrix_approximation_rank}": self.comm_hook == "powerSGD",
             "view": self.gradient_as_bucket_view,
             "find_unused": self.find_unused_parameters,
-            "keep": not self.reshard_after_forward,
+            "keep": self.reshard_after_forward is False,
+            "with root": bool(self.reshard_after_forward),
             self._units_label: self.units != "blocks",
             "interleaved" if self.hook.endswith("interleaved") else "overlapped": (
                 self.overlap_with_ddp

@@ -83,9 +83,10 @@ def _resharding(scenario: Scenario) -> tuple[Dial, str, list[str]]:
         in_nodes: tuple[str, ...] = HYBRID if has_nodes else ()
         usual = ["FULL_SHARD", "SHARD_GRAD_OP", *in_nodes, "NO_SHARD"]
         return _FLAT, scenario.ddp.flat.sharding_strategy, usual
-    own = str(scenario.ddp.sharding.reshard_after_forward).lower()
+    kept = scenario.ddp.sharding.reshard_after_forward
+    own = "default" if kept is None else str(kept).lower()
     gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
-    usual = ["true", *([str(gpus)] if 1 < gpus < share else []), "false"]
+    usual = ["default", *([str(gpus)] if 1 < gpus < share else []), "false"]
     return _RESHARD, own, usual if own in usual else [*usual[:-1], own, usual[-1]]
 
 

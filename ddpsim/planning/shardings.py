@@ -73,10 +73,10 @@ def strategy_name(settings: Sequence[str]) -> str:
     """
     values = dict(setting.split("=", 1) for setting in settings)
     strategy = values.get("ddp.strategy", "ddp")
-    kept = values.get(_RESHARDS, "true")
+    kept = values.get(_RESHARDS, "default")
     if _STAGE in values:
         return f"{strategy}, stage={values[_STAGE]}"
-    return strategy if kept == "true" else f"{strategy}, reshard_after_forward={kept}"
+    return strategy if kept == "default" else f"{strategy}, reshard_after_forward={kept}"
 
 
 def shardings(
@@ -96,7 +96,7 @@ def shardings(
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
     elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
         usual = (*usual, AS_AUTOCAST)
-    keeps: list[str] = ["true", "false"]
+    keeps: list[str] = ["default", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
@@ -105,7 +105,7 @@ def shardings(
     among_all = (*usual, ALL_REDUCE_EACH) if last_only else usual
     found += [_sharded("fully_shard", among_all, kept) for kept in keeps]
     if has_nodes:
-        found += [_sharded("hsdp", usual, kept) for kept in ("true", "false")]
+        found += [_sharded("hsdp", usual, kept) for kept in ("default", "false")]
     return [*found, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else found
 
 

@@ -284,7 +284,9 @@ class Scenario(Spec):
     def _reshards_to_a_divisor(self) -> Scenario:
         """As torch does (_fsdp_init.py, _get_post_forward_mesh_info)."""
         ranks, share = self.ddp.sharding.reshard_after_forward, self.sharding_ranks
-        if isinstance(ranks, bool) or not self.ddp.is_fully_sharded or share % ranks == 0:
+        if ranks is None or isinstance(ranks, bool) or not self.ddp.is_fully_sharded:
+            return self
+        if share % ranks == 0:
             return self
         divisors = [str(n) for n in range(2, share) if share % n == 0]
         raise fail(
@@ -380,7 +382,7 @@ class Scenario(Spec):
     def keeping_ranks(self) -> int:
         """How many ranks keep a copy of the parameters between forward and backward."""
         ranks = self.ddp.sharding.reshard_after_forward
-        return self.sharding_ranks if isinstance(ranks, bool) else ranks
+        return self.sharding_ranks if ranks is None or isinstance(ranks, bool) else ranks
 
     @property
     def keeps_a_part(self) -> bool:

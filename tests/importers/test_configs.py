@@ -33,7 +33,6 @@ TOLD: dict[str, dict[str, Any]] = {
         "workload.optimizer": {"name": "adamw", "fused": True},
         "ddp.strategy": "fully_shard",
         "ddp.fully_shard.mixed_precision": {"param": "bfloat16", "reduce": "float32"},
-        "ddp.fully_shard.reshard_after_forward": True,
     },
     "accelerate-fsdp1.yaml": {
         "cluster.nodes": 1,

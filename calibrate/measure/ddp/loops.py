@@ -205,7 +205,7 @@ def _flattened(
     )
     from torch.distributed.fsdp.wrap import CustomPolicy  # noqa: PLC0415
 
-    sharding = "FULL_SHARD" if variant.reshard_after_forward else "SHARD_GRAD_OP"
+    sharding = "SHARD_GRAD_OP" if variant.reshard_after_forward is False else "FULL_SHARD"
     chosen = {model.get_submodule(unit) for unit in units}
     try:
         return FullyShardedDataParallel(

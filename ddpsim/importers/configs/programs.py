@@ -88,8 +88,8 @@ def _titan(values: Mapping[str, Any]) -> Settings:
     if copies > 1 and shards > 1:  # a copy a node
         settings |= {"cluster.nodes": copies, "cluster.gpus_per_node": shards}
     settings["ddp.fully_shard.mixed_precision"] = types if types["param"] else None
-    reshard = values.get("parallelism.fsdp_reshard_after_forward", "default")
-    settings["ddp.fully_shard.reshard_after_forward"] = reshard != "never"
+    if values.get("parallelism.fsdp_reshard_after_forward") == "never":
+        settings["ddp.fully_shard.reshard_after_forward"] = False
     return settings
 
 

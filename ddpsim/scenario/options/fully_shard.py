@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, given, word_or_modules
@@ -71,19 +71,31 @@ class MixedPrecision(Spec):
 
 
 def _reshards(value: Any) -> Any:
-    """True, false, or a number of ranks."""
+    """True, false, or a number of ranks; None as torch has it."""
+    if value is None or value == "default":
+        return None
     if isinstance(value, bool) or (isinstance(value, int) and value > 0):
         return value
     raise ValueError(
         f"{shown(value)} is neither true, nor false, nor a number of ranks; write true to free "
-        "parameters after the forward, false to keep them, or a divisor of the ranks"
+        "parameters after the forward, false to keep them, a divisor of the ranks, or default"
     )
 
 
 _Reshards = Annotated[
-    bool | int,
+    bool | int | None,
     PlainValidator(_reshards),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1}]}),
+    PlainSerializer(lambda value: "default" if value is None else value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "default"},
+                {"type": "null"},
+                {"type": "boolean"},
+                {"type": "integer", "minimum": 1},
+            ]
+        }
+    ),
 ]
 
 
@@ -130,10 +142,11 @@ class FullyShard(Spec):
         "list of names; all other parameters are the root's",
     )
     reshard_after_forward: _Reshards = Field(
-        default=True,
-        description="parameters are freed after the forward (ZeRO-3); false: after the backward "
-        "(ZeRO-2); a number, a divisor of the ranks that share a copy: so many ranks keep a copy, "
-        "parted over them",
+        None,
+        description="default: parameters are freed after the forward (ZeRO-3), but for the root's; "
+        "true: the root's, too, as accelerate has it; false: after the backward (ZeRO-2); a "
+        "number, a divisor of the ranks that share a copy: so many ranks keep a copy, parted over "
+        "them",
     )
     mixed_precision: Annotated[
         MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)

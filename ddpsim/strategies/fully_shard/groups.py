@@ -20,7 +20,7 @@ from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.fully_shard.dtensors import dispatch_s, on_shards
 from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
+from ddpsim.strategies.fully_shard.units import ROOT, Unit, dtypes_of
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
@@ -237,13 +237,19 @@ class Groups:
         are whole.
         """
         ranks = self.spec.reshard_after_forward
-        return None if isinstance(ranks, bool) or ranks in (1, self.ranks) else ranks
+        is_choice = ranks is None or isinstance(ranks, bool)
+        return None if is_choice or ranks in (1, self.ranks) else ranks
 
-    @property
-    def reshards(self) -> bool:
-        """Whether parameters are freed after the forward; torch takes one rank for no."""
+    def staying(self, units: int) -> frozenset[int]:
+        """Units, of so many, whose parameters stay after the forward; torch takes one rank for all.
+
+        The root's do by default, as the backward would gather them at once.
+        """
         ranks = self.spec.reshard_after_forward
-        return ranks if isinstance(ranks, bool) else ranks > 1
+        if ranks is None:
+            return frozenset({ROOT})
+        keeps_all = not ranks if isinstance(ranks, bool) else ranks == 1
+        return frozenset(range(units) if keeps_all else ())
 
     def gradient_bytes(self, index: int) -> int:
         """Of a parameter's gradient, as the backward makes it."""

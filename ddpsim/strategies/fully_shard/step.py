@@ -10,7 +10,7 @@ waited for where it is launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,7 +62,8 @@ class Ends(NamedTuple):
 class Step:
     """The groups' states in one step, as torch keeps them.
 
-    `sends`: a group shards over more than one rank. `blocking`: the host waits where it launches a
+    `stays`: groups whose parameters stay after the forward. `sends`: a group shards over more than
+    one rank. `blocking`: the host waits where it launches a
     collective. `group`: the ranks that share a copy of the model; `replicas`: there are so many
     copies, whose gradients are all-reduced at `all_reduce_ns` of the host's time each.
     `keeps_a_part`: after the forward a part of the ranks keeps a copy. `scale_ns`: the host's time
@@ -70,7 +71,7 @@ class Step:
     """
 
     groups: Sequence[Group]
-    reshards: bool
+    stays: Collection[int]
     sends: bool
     blocking: bool
     group: ProcessGroup = "world"
@@ -122,7 +123,11 @@ class Step:
         ended: set[int] = set()
         for i, (chain, launch, gradient_bytes) in enumerate(work.backward):
             self._at("backward", chain[-1])
-            for unit in (unit for unit in chain if first[unit] == i):
+            begun = [unit for unit in chain if first[unit] == i]
+            if begun[:1] == [ROOT] and not self._root_ends_model:
+                # a unit's output is the model's: its hooks run in the order of their registration
+                begun = [*begun[1:], ROOT]
+            for unit in begun:
                 yield from self._pre_backward(unit)
             yield compute("backward", launch)
             self._hold_gradient(chain[-1], gradient_bytes)
@@ -131,6 +136,12 @@ class Step:
                     ended.add(unit)
                     yield from self._post_backward(unit, ends)
         yield from self._end_backward(ended, ends)
+
+    @property
+    def _root_ends_model(self) -> bool:
+        """Whether the parameter that was registered last is the root's."""
+        last = [max(group.parameters, default=-1) for group in self.groups]
+        return last[ROOT] == max(last)
 
     def _end_backward(self, ended: set[int], ends: Ends) -> Iterator[Instruction]:
         """The final callback: groups whose input needs no gradient, and what is under way."""
@@ -244,10 +255,9 @@ class Step:
             self.held.add("parameters", -self.groups[unit].gathered_bytes)
 
     def _post_forward(self, unit: int) -> Iterator[Instruction]:
-        """The root's parameters stay: they would be gathered again at once."""
         if self.groups[unit].is_empty:
             return
-        if self.reshards and unit != ROOT:
+        if unit not in self.stays:
             if self.keeps_a_part:
                 yield from self._keep(unit)
             self._shard(unit)

@@ -30,11 +30,11 @@ _WITH_MUON = {
 class FullyShard(Sharded):
     """All-gather parameters ahead of their use, reduce-scatter gradients, optimize shards.
 
-    `keeps_a_part`: see `Step`. `shards_between` and the like: micro-batches; see `Ends`.
+    `stays`, `keeps_a_part`: see `Step`. `shards_between` and the like: micro-batches; see `Ends`.
     """
 
     groups: tuple[Group, ...]
-    reshards: bool
+    stays: frozenset[int]
     keeps_a_part: bool
     shards_between: bool
     waits_between: bool
@@ -75,7 +75,7 @@ class FullyShard(Sharded):
             optimizer=optimizer,
             shard_bytes=groups.shard_bytes,
             ranks=groups.ranks,
-            reshards=groups.reshards,
+            stays=groups.staying(len(units)),
             keeps_a_part=groups.kept_by is not None,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
@@ -97,7 +97,7 @@ class FullyShard(Sharded):
         sends = self.ranks > 1
         mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_a_part
         scale_ns = self.all_reduce_ns
-        return Step(self.groups, self.reshards, sends, self.blocking, *mesh, scale_ns=scale_ns)
+        return Step(self.groups, self.stays, sends, self.blocking, *mesh, scale_ns=scale_ns)
 
     def ends(self, number: int) -> Ends:
         """See Sharded."""

@@ -32,7 +32,11 @@ from torch.utils.checkpoint import checkpoint
 from two_ranks import run_as_rank
 
 STEPS = 2
-OPTIONS = ((True, 1, True), (False, 1, True), (True, 2, True), (False, 2, False))
+RESHARDS = bool | int | None  # given to units and root alike
+OPTIONS = (
+    *((None, 1, True), (True, 1, True), (False, 1, True)),
+    *((None, 2, True), (True, 2, False), (False, 2, False)),
+)
 Calls = list[tuple[str, int, int, list[int]]]
 NAMES = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
 NAMES |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
@@ -62,7 +66,7 @@ def observe(
     model: str,
     seed: int,
     choice: str | int,
-    reshard: bool | int,
+    reshard: RESHARDS,
     micro_batches: int,
     no_sync: bool,
     mixed: bool,
@@ -87,7 +91,7 @@ def observe(
         unit = module.get_submodule(name)
         unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
     shard_units(module, units, reshard_after_forward=reshard, **options)
-    fully_shard(module, **options)
+    fully_shard(module, reshard_after_forward=reshard, **options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     steps: list[Calls] = []
     for _ in range(STEPS):
@@ -128,7 +132,7 @@ def ranges_of(profile: Any) -> list[tuple[float, float, str]]:
 
 def observe_order(
     choice: str,
-    reshard: bool | int,
+    reshard: RESHARDS,
     no_sync: bool,
     between: dict[str, bool],
     checks: bool,
@@ -140,7 +144,7 @@ def observe_order(
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     options = {"mesh": mesh} if strategy == "hsdp" else {}
     shard_units(module, units, reshard_after_forward=reshard, **options)
-    fully_shard(module, **options)
+    fully_shard(module, reshard_after_forward=reshard, **options)
     module(x).sum().backward()
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     with profile if dist.get_rank() == 0 else nullcontext():
@@ -183,7 +187,7 @@ def observe_divisors() -> dict[str, Any]:
 
 
 def observe_peak(
-    reshard: bool | int,
+    reshard: RESHARDS,
     mixed: bool,
     nodes: int = 1,
     strategy: str = "fully_shard",
@@ -210,7 +214,7 @@ def observe_peak(
         options["mesh"] = init_device_mesh("cpu", (nodes, 2), mesh_dim_names=("replicate", "shard"))
     for layer in module.layers:
         fully_shard(layer, reshard_after_forward=reshard, **options)
-    fully_shard(module, **options)
+    fully_shard(module, reshard_after_forward=reshard, **options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)  # it holds nothing of its own
     tracker = FSDPMemTracker(module, optimizer)
     with tracker:
@@ -254,8 +258,8 @@ def cases() -> list[tuple[Any, ...]]:
 
 def mesh_cases() -> list[tuple[Any, ...]]:
     """HSDP, and parameters that are gathered again from the ranks of a node."""
-    meshed = [("hsdp", True, 1, True), ("hsdp", False, 2, False), ("hsdp", True, 2, True)]
-    last_only = [("hsdp", True, 3, False), ("hsdp", False, 2, False)]
+    meshed = [("hsdp", None, 1, True), ("hsdp", False, 2, False), ("hsdp", True, 2, True)]
+    last_only = [("hsdp", None, 3, False), ("hsdp", False, 2, False)]
     again = [("fully_shard", 2, 1, True), ("fully_shard", 2, 2, False)]
     draw = random.Random(11)
     return [
@@ -275,7 +279,7 @@ def sized_cases() -> list[tuple[Any, ...]]:
     return [
         ("calls", "decoder", draw.randrange(1000), least, reshard, 1, True, False, 2)
         for least in (20, 60, 150)
-        for reshard in (True, 2)
+        for reshard in (None, 2)
     ]
 
 
@@ -297,12 +301,12 @@ def ordered_cases() -> list[tuple[Any, ...]]:
     usual = {"reshard_after_backward": True, "set_is_last_backward": False}
     stays, quick = usual | {"reshard_after_backward": False}, usual | {"set_is_last_backward": True}
     return [
-        ("order", "blocks", True, True, usual, False),
-        ("order", "nested", True, True, stays | quick, True),
+        ("order", "blocks", None, True, usual, False),
+        ("order", "nested", None, True, stays | quick, True),
         ("order", "blocks", 2, False, stays, False),
         ("order", "embedding", False, False, quick, False),
         ("order", "nested", False, True, stays, False),
-        ("order", "blocks", True, False, quick, True, "hsdp"),
+        ("order", "blocks", None, False, quick, True, "hsdp"),
         ("order", "one", True, False, stays, False, "hsdp"),
         ("order", "nested", True, False, usual | {"all_reduce_last_only": True}, False, "hsdp"),
         ("order", "one", True, False, quick | {"all_reduce_last_only": True}, False, "hsdp"),
@@ -312,11 +316,12 @@ def ordered_cases() -> list[tuple[Any, ...]]:
 KINDS = {"calls": observe, "peak": observe_peak, "order": observe_order}
 KINDS["divisors"] = observe_divisors
 PEAKS = [
+    ("peak", None, False),
     ("peak", True, False),
-    ("peak", True, True),
+    ("peak", None, True),
     ("peak", False, False),
     ("peak", 2, False, 2),
-    ("peak", True, True, 2, "hsdp"),
+    ("peak", None, True, 2, "hsdp"),
     ("peak", True, False, 2, "hsdp", 3),
     ("peak", True, True, 2, "hsdp", 2),
 ]
