@@ -29,6 +29,7 @@ from calibrate.records.record import (
 from ddpsim.units import format_bytes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+_USUAL_BYTES = 64 * MIB  # most buckets, and units of fully_shard
 OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
 
 
@@ -110,18 +111,23 @@ def teams(layout: Layout) -> list[Team]:
 
 
 def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -> list[Task]:
-    """Everything that can be measured on a layout, the most needed first."""
+    """Everything that can be measured on a layout, the most needed first.
+
+    Each kind is measured in usual sizes before any collective of a larger one, which alone may
+    take as long as all of that: a short budget leaves out sizes, and no kind.
+    """
     everyone = Team("none", layout.nodes, layout.gpus_per_node, tuple(range(layout.world_size)))
     plan: list[Task] = []
     if data_loader:
         plan.append(Task((Slot("data_loader", data_loader),), everyone, (5, 200), weight=4))
     plan.append(Task((Slot("jitter"),), everyone, (50, 500), weight=4, by_rank=True))
-    plan += _all_reduces(layout, gpu=gpu)
+    collectives = [*_all_reduces(layout, gpu=gpu), *_collectives(layout)]
+    plan += (task for task in collectives if task.first.size_bytes <= _USUAL_BYTES)
     plan += _hooks_and_copies(everyone, gpu=gpu)
+    plan += _optimizers(everyone)
     for team in teams(layout)[:1]:
         plan += _interference(team, gpu=gpu)
-    plan += _collectives(layout)
-    plan += _optimizers(everyone)
+    plan += (task for task in collectives if task.first.size_bytes > _USUAL_BYTES)
     return plan
 
 
@@ -141,7 +147,7 @@ def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
 def _collectives(layout: Layout) -> Iterator[Task]:
     """All but all-reduces."""
     for team in teams(layout)[:1]:
-        for size in _sizes(4 * KIB, 64 * MIB, 4):  # from a bias to a unit of fully_shard
+        for size in _sizes(4 * KIB, _USUAL_BYTES, 4):  # from a bias to a unit of fully_shard
             yield _collective(Slot("broadcast", "alone", size), team, size)
             yield _collective(Slot("reduce_scatter", "alone", size), team, 2 * size)
             yield _collective(Slot("all_gather", "alone", size), team, 2 * size)

@@ -12,7 +12,7 @@ import torch
 
 from calibrate.measure.cluster.plan import Options, Task, default_plan, teams
 from calibrate.measure.cluster.record_file import RecordFile
-from calibrate.measure.cluster.timing import WARMUPS, TaskTimer
+from calibrate.measure.cluster.timing import WARMUPS, RoundTime, TaskTimer
 from calibrate.measure.host.environment import check_same, one_host_as_several, rank_facts
 from calibrate.measure.host.machine import free_memory_bytes
 from calibrate.measure.model.user_code import find_function
@@ -55,13 +55,13 @@ def _kept(path: Path) -> str:
 
 
 @dataclass
-class _Budget:
+class Budget:
     """Time left, shared among the tasks left by their weights; the same on every rank."""
 
     total_s: float
     weights: list[float]
     spent_s: float = 0.0
-    known: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
+    known: dict[tuple[object, ...], tuple[int, RoundTime]] = field(default_factory=dict)
 
     def share_s(self) -> float:
         """Seconds that the next task may take; call once a task."""
@@ -72,9 +72,9 @@ class _Budget:
 
     def least_s(self, task: Task) -> float:
         """Seconds of the fewest repetitions, told from the last size of the series; 0: unknown."""
-        size, seconds = self.known.get(task.series, (0, 0.0))
-        growth = max(1.0, task.first.size_bytes / size) if size else 1.0
-        return seconds * growth * (WARMUPS + task.repetitions[0])
+        size, last = self.known.get(task.series, (0, RoundTime()))
+        growth = task.first.size_bytes / size if size else 1.0
+        return last.of_larger(growth) * (WARMUPS + task.repetitions[0])
 
 
 class _Session:
@@ -102,7 +102,7 @@ class _Session:
         job.open_groups([team.ranks for team in teams(job.place.layout)])
         memory = self._memory_bytes()
         fitting = [task for task in tasks if task.memory_bytes <= memory]
-        budget = _Budget(options.time_budget_s, [task.weight for task in fitting])
+        budget = Budget(options.time_budget_s, [task.weight for task in fitting])
         with Reporter(len(fitting), speaks=job.rank == 0) as reporter:
             layout, here = record.layout, record.environment
             ranks = f"{layout.nodes} x {layout.gpus_per_node} ranks"
@@ -142,21 +142,21 @@ class _Session:
         share = int(_MEMORY_SHARE * _free_bytes(self._job))
         return int(min(row[0] for row in self._job.numbers([given or share])))
 
-    def _one(self, task: Task, record: Record, budget: _Budget, reporter: Reporter) -> Record:
+    def _one(self, task: Task, record: Record, budget: Budget, reporter: Reporter) -> Record:
         budget.spent_s = self._job.from_first(time.monotonic() - self._began)
         share_s, least_s = budget.share_s(), budget.least_s(task)
         problem = _too_long(share_s, least_s)
         measured: list[Measurement] = []
-        round_s = 0.0
+        taken = RoundTime()
         if not problem:
             left_s = budget.total_s - budget.spent_s
-            problem, round_s, measured = self._timer.measure(task, share_s, left_s)
+            problem, taken, measured = self._timer.measure(task, share_s, left_s)
         if problem:
             reporter.done()
             return _skip(task, problem, record, reporter)
         for measurement in measured:
             record = record.with_measurement(measurement)
-            budget.known[task.series] = (task.first.size_bytes, round_s)
+            budget.known[task.series] = (task.first.size_bytes, taken)
             for note in measurement.notes:
                 reporter.say(f"warning   {task}: {note}")
         self._file.save(record)

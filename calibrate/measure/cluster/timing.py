@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
-from typing import TypeVar
+from statistics import fmean, median
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from calibrate.measure.clock import no_collection
+from calibrate.measure.clock import Lap, no_collection
 from calibrate.measure.cluster.plan import Options, Task
 from calibrate.measure.cluster.rounds import build_round
 from calibrate.measure.cluster.work import Round
@@ -37,6 +37,17 @@ def relative_mad(samples_s: Sequence[float]) -> float:
     return median(abs(s - middle) for s in samples_s) / middle if middle > 0 else 0.0
 
 
+class RoundTime(NamedTuple):
+    """Seconds of one round by the clock, and of what is timed in it: the part that sizes change."""
+
+    whole_s: float = 0.0
+    timed_s: float = 0.0
+
+    def of_larger(self, times: float) -> float:
+        """Seconds of a round of a message so many times as large."""
+        return self.whole_s + (max(1.0, times) - 1) * min(self.timed_s, self.whole_s)
+
+
 class TaskTimer:
     """Times the rounds of tasks in a job; every rank calls it alike."""
 
@@ -47,21 +58,23 @@ class TaskTimer:
 
     def measure(
         self, task: Task, share_s: float, left_s: float
-    ) -> tuple[str, float, list[Measurement]]:
-        """A reason why not, or a round's seconds and one measurement for each slot."""
+    ) -> tuple[str, RoundTime, list[Measurement]]:
+        """A reason why not, or what a round takes and one measurement for each slot."""
         run, problem = self._everyone_does(lambda: self._built(task))
         if problem:
-            return problem, 0.0, []
+            return problem, RoundTime(), []
         first, problem = self._everyone_does(lambda: self._first(task, run))
         if problem or first is None:
-            return problem, 0.0, []
+            return problem, RoundTime(), []
         least, most = task.repetitions
-        second, second_s = self._warm(task, run)
-        least_s = second_s * (1 + least)
+        second, second_time = self._warm(task, run)
+        least_s = second_time.whole_s * (1 + least)
         if least_s > left_s:
-            return f"would take {format_duration(least_s)}, more than the time left", 0.0, []
-        third, third_s = self._warm(task, run)
-        round_s = (second_s + third_s) / 2
+            told = f"would take {format_duration(least_s)}, more than the time left"
+            return told, RoundTime(), []
+        third, third_time = self._warm(task, run)
+        taken = RoundTime(*(fmean(each) for each in zip(second_time, third_time, strict=True)))
+        round_s = taken.whole_s
         warm_by_rank = self._gather(task, [first, second, third])
         wanted = round(share_s / round_s) - WARMUPS if round_s > 0 else most
         within = round(_MOST_WAIT * self._options.timeout_s / round_s) if round_s > 0 else most
@@ -73,7 +86,7 @@ class TaskTimer:
             _measurement(task, slot, warm_by_rank, by_rank, stolen)
             for slot in range(len(task.slots))
         ]
-        return "", round_s, measured
+        return "", taken, measured
 
     def _calm_rounds(
         self, task: Task, run: Round | None, count: int, *, paced: bool
@@ -82,7 +95,8 @@ class TaskTimer:
         tries: list[tuple[float, list[list[float]]]] = []
         while len(tries) < _TRIES and all(stolen > _CALM for stolen, _ in tries):
             began, stolen_before_s = time.monotonic(), stolen_s()
-            rounds = self._rounds(task, run, count, paced=paced)
+            laps = self._rounds(task, run, count, paced=paced)
+            rounds = [self._read(one) for one in laps]
             took_s = max(_TELLING_S, time.monotonic() - began)
             here = 0.0 if run is None else (stolen_s() - stolen_before_s) / took_s
             tries.append((max(row[0] for row in self._job.numbers([here])), rounds))
@@ -112,33 +126,40 @@ class TaskTimer:
 
     def _first(self, task: Task, run: Round | None) -> list[float]:
         """Times of the first round, which is none like the others."""
-        if run is None:
-            return [math.nan] * len(task.slots)
-        return [self._job.clock.read(lap) for lap in run()]
+        return self._read(_no_laps(task) if run is None else run())
 
-    def _warm(self, task: Task, run: Round | None) -> tuple[list[float], float]:
-        """A round, and how long it takes by the clock: a lap may be one of many in it."""
+    def _read(self, laps: Sequence[Lap]) -> list[float]:
+        return [self._job.clock.read(lap) for lap in laps]
+
+    def _warm(self, task: Task, run: Round | None) -> tuple[list[float], RoundTime]:
+        """A round's times by slot, and how long it takes: a lap may do its work many times."""
         began = time.monotonic()
-        (times,) = self._rounds(task, run, 1)
-        return times, max(row[0] for row in self._job.numbers([time.monotonic() - began]))
+        (laps,) = self._rounds(task, run, 1)
+        times = self._read(laps)
+        whole_s = time.monotonic() - began
+        timed_s = (
+            0.0 if run is None else sum(lap.times * s for lap, s in zip(laps, times, strict=True))
+        )
+        rows = self._job.numbers([whole_s, timed_s])
+        return times, RoundTime(*(max(row[i] for row in rows) for i in range(2)))
 
     def _rounds(
         self, task: Task, run: Round | None, count: int, *, paced: bool = False
-    ) -> list[list[float]]:
-        """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part.
+    ) -> list[Sequence[Lap]]:
+        """Laps of rounds by slot, after a barrier; not-a-number on a rank that has no part.
 
         `paced`: each is waited for, so that NCCL's time limit is for one and not for all of them.
         """
-        laps = []
+        laps: list[Sequence[Lap]] = []
         with no_collection():
             self._job.barrier()
             if run is None:
-                return [[math.nan] * len(task.slots)] * count
+                return [_no_laps(task)] * count
             for _ in range(count):
                 laps.append(run())
                 if paced:
                     self._job.clock.reach(laps[-1][-1].end)
-        return [[self._job.clock.read(lap) for lap in one] for one in laps]
+        return laps
 
     def _gather(self, task: Task, rounds: Sequence[Sequence[float]]) -> list[list[list[float]]]:
         """Times by rank that takes part, round and slot."""
@@ -148,6 +169,10 @@ class TaskTimer:
             [rows[rank][i : i + slots] for i in range(0, len(rows[rank]), slots)]
             for rank in task.team.ranks
         ]
+
+
+def _no_laps(task: Task) -> list[Lap]:
+    return [Lap(math.nan, math.nan)] * len(task.slots)
 
 
 def _slowest(by_rank: Sequence[Sequence[Sequence[float]]], slot: int) -> tuple[float, ...]:
