@@ -26,6 +26,10 @@ _NO_ADAFACTOR = (
     "torch's Adafactor stops on sharded parameters (\"in-place operations that require placement "
     'changes are not supported"); write adamw or muon, or ddp.strategy: ddp'
 )
+_NO_FUSED_SGD = (
+    'torch has no fused SGD of sharded parameters ("Operator aten._fused_sgd_.default does not '
+    'have a sharding strategy registered"); write false, or adamw'
+)
 
 
 class Scenario(Spec):
@@ -79,6 +83,8 @@ class Scenario(Spec):
             told = f"is modelled with {', '.join(_WITH_MASTERS)}; drop it"
             raise fail(told, "workload.optimizer.masters")
         self._check_optimizer_by_matrix()
+        if self.workload.optimizer.is_fused_sgd and self.ddp.is_fully_sharded:
+            raise fail(_NO_FUSED_SGD, "workload.optimizer.fused")
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.is_torch_1:

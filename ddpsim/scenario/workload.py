@@ -127,6 +127,11 @@ class Optimizer(Spec):
         """Whether torch has a fused kernel that is not taken, for it or the AdamW beside it."""
         return not self.fused and self.name != "adafactor"
 
+    @property
+    def is_fused_sgd(self) -> bool:
+        """Whether it is the one fused kernel that torch has not for DTensors."""
+        return self.fused and self.name == "sgd"
+
     def _check_matrices(self) -> None:
         """Raise for options that torch's Adafactor and Muon have not, and for Muon's of others."""
         if self.fused and self.name == "adafactor":
