@@ -15,6 +15,7 @@ from ddpsim.cluster.cost import (
     ScheduledCost,
     SingleRankCost,
 )
+from ddpsim.cluster.derived import OF_GLOO, OF_NCCL_LOG, OF_NCCL_PROFILE, of_sent, with_derived
 from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.layouts import joined, with_replicas
@@ -31,7 +32,7 @@ from ddpsim.cluster.logs import (
 from ddpsim.cluster.mesh import Sent, with_groups
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
-from ddpsim.cluster.transfers import Operation, duration_ns
+from ddpsim.cluster.transfers import SHARDED, Operation, duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance, Uncertainty
@@ -52,7 +53,8 @@ _NAMES: dict[Operation, str] = {
     "reduce_scatter": "reduce-scatter",
     "all_gather": "all-gather",
 }
-_DERIVED = "times of reduce-scatters and all-gathers are derived from those of all-reduces"
+_LONGER = "measure with a longer --time-budget-s"
+_LOGS = "give logs of them: cluster.reduce_scatter and cluster.all_gather"
 
 PRIOR_SLOWDOWN = 1.189
 PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
@@ -74,7 +76,9 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
     else:
         network = fitted or network_from_links(scenario)
     network = with_shard_logs(network, scenario)
-    if not isinstance(network.cost, _OF_LINKS):
+    if not isinstance(network.plain_cost, _OF_LINKS):
+        of_nccl = OF_NCCL_LOG if checked else OF_NCCL_PROFILE
+        network = with_derived(network, OF_GLOO if scenario.ddp.backend == "gloo" else of_nccl)
         _refuse_other_links(scenario.cluster)
     network = replace(network, traffic=_traffic(scenario))
     known = fitted is not None and fitted.interference is not None
@@ -184,8 +188,7 @@ def _with_sent(
                 source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
                 network = _with(network, Provenance(f"{name} algorithm", source, "published"))
         return replace(network, uncertainty=_of_sent(network, sent))
-    if not isinstance(cost, _OF_LINKS) and not network.measured.issuperset(of for of, _ in sent):
-        network = _with(network, Provenance("sharded collectives", _DERIVED, "assumed"))
+    network = of_sent(network, sent, _LOGS if isinstance(cost, AllReduceLogCost) else _LONGER)
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sent)
     if network.measured_bytes:
@@ -272,8 +275,9 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent])
 def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -> Network:
     log, stated = checked.log, links_are_stated(scenario.cluster)
     beyond = fitted or (network_from_links(scenario) if stated else None)
+    measured: frozenset[Operation] = fitted.measured if fitted else frozenset({"all_reduce"})
     return Network(
-        cost=_log_cost(log, beyond, scenario),
+        cost=_log_cost(log, beyond, measured, scenario),
         uncertainty=checked.uncertainty,
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
@@ -283,28 +287,42 @@ def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -
         warnings=checked.warnings,
         interference=beyond.interference if beyond else None,
         beyond=beyond,
+        measured=measured,
     )
 
 
-def _log_cost(log: AllReduceLog, beyond: Network | None, scenario: Scenario) -> CollectiveCost:
-    """A log's times, with the interference of the profile beside it."""
-    cost = AllReduceLogCost(
-        log, None, scenario.run.allow_extrapolation, parts=_parts_of_all_reduce(scenario)
-    )
+def _log_cost(
+    log: AllReduceLog, beyond: Network | None, measured: Collection[Operation], scenario: Scenario
+) -> CollectiveCost:
+    """A log's times, with the interference of the profile beside it and what that measured."""
+    chosen = None if scenario.ddp.backend == "gloo" else _chosen(scenario)
+    parts = dict.fromkeys(SHARDED) if chosen else _parts_of_all_reduce(scenario)
+    told = tuple(sorted((each, part) for each, part in parts.items() if each not in measured))
+    cost = AllReduceLogCost(log, None, scenario.run.allow_extrapolation, parts=told, chosen=chosen)
     if beyond and isinstance(beyond.cost, InterferingCost):
         return replace(beyond.cost, cost=replace(cost, beyond=beyond.cost.cost))
     return replace(cost, beyond=beyond.cost) if beyond else cost
 
 
-def _parts_of_all_reduce(scenario: Scenario) -> tuple[tuple[Operation, float], ...]:
+def _chosen(scenario: Scenario) -> CollectiveCost | None:
+    """What NCCL chooses on links that are stated or usual of the device; None: none are known."""
+    try:
+        cost = network_from_links(scenario).cost
+    except InputError:
+        return None
+    return cost if isinstance(cost, NcclCost) else None
+
+
+def _parts_of_all_reduce(scenario: Scenario) -> dict[Operation, float | None]:
     """What reduce-scatters and all-gathers take of an all-reduce's time: one turn of a ring's two.
 
     Assumed. Where a switch may have summed (NVLS) an all-reduce is no ring's, and nothing is told.
-    gloo all-reduces what it scatters (ScheduledCost).
+    gloo all-reduces what it scatters (ScheduledCost), and two ranks often gather in turn
+    (`ddpsim.cluster.fitted.gloo_shards`).
     """
-    if scenario.ddp.backend == "gloo":
-        return (("reduce_scatter", 1.0), ("all_gather", 0.5))
     cluster = scenario.cluster
+    if scenario.ddp.backend == "gloo":
+        return {"reduce_scatter": 1.0, "all_gather": 0.625 if cluster.world_size == 2 else 0.5}
     intra = cluster.link("intra_node") if cluster.gpus_per_node > 1 else None
     sums = isinstance(intra, IntraNode) and intra.switch_bandwidth_bytes_per_s
-    return () if sums else (("reduce_scatter", 0.5), ("all_gather", 0.5))
+    return {} if sums else {"reduce_scatter": 0.5, "all_gather": 0.5}

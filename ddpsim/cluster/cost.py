@@ -184,8 +184,10 @@ class AllReduceLogCost:
     below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
     a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time. So is
     a reduce.
-    `parts`: what of an all-reduce's time reduce-scatters and all-gathers of its size take, where
-    that can be told; else `beyond` answers for them.
+    `parts`: what of an all-reduce's time reduce-scatters and all-gathers of its size take; None:
+    what they take of it by `chosen`, NCCL's choice on links. Many ranks reduce by a tree and gather
+    by a ring: an all-gather of 256 nodes takes 25 times half of an all-reduce. `beyond` answers for
+    what is not among them.
     A log does not say which part of a time is latency: where transfers share a link (gloo), all
     of it is shared.
     """
@@ -194,7 +196,8 @@ class AllReduceLogCost:
     beyond: CollectiveCost | None = None
     extrapolate: bool = False
     time_factor: float = 1.0
-    parts: tuple[tuple[Operation, float], ...] = ()
+    parts: tuple[tuple[Operation, float | None], ...] = ()
+    chosen: CollectiveCost | None = None
 
     @property
     def operations(self) -> frozenset[Operation]:
@@ -204,16 +207,25 @@ class AllReduceLogCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        parts = dict[Operation, float](self.parts) | {
-            "all_reduce": 1.0,
-            **dict.fromkeys(_ONE_WAY, 0.5),
-        }
-        if self.beyond and (operation not in parts or not self.covers(size_bytes)):
+        part = self._part(operation, size_bytes)
+        if self.beyond and (part is None or not self.covers(size_bytes)):
             return self.beyond.transfer(operation, size_bytes)
         if operation in _ONE_WAY:
             size_bytes = max(size_bytes, self.log.samples[0][0])
-        time_s = parts[operation] * self._all_reduce_s(size_bytes)
+        time_s = (part or 0.0) * self._all_reduce_s(size_bytes)
         return WholeTransfer(0, to_ns(time_s * self.time_factor))
+
+    def _part(self, operation: Operation, size_bytes: int) -> float | None:
+        """What of an all-reduce's time an operation takes; None: that is not told."""
+        if operation == "all_reduce":
+            return 1.0
+        if operation in _ONE_WAY:
+            return 0.5
+        parts = dict[Operation, float | None](self.parts)
+        if operation not in parts or self.chosen is None:
+            return parts.get(operation)
+        whole_ns = duration_ns(self.chosen.transfer("all_reduce", size_bytes))
+        return duration_ns(self.chosen.transfer(operation, size_bytes)) / max(1, whole_ns)
 
     def stretched(self, factor: float) -> AllReduceLogCost:
         """See CollectiveCost."""

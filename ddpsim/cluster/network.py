@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -9,6 +10,9 @@ from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.transfers import SHARDED, Operation, ProcessGroup
 from ddpsim.provenance import Provenance, Uncertainty
+
+# how wrong collectives may be that all-reduces tell of, by their size: from so many bytes on
+Derived = tuple[tuple[Operation, tuple[tuple[int, Uncertainty], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Network:
     the uncertainty of messages from so many bytes on, where it depends on them. `of_shards`: that
     of reduce-scatters and all-gathers, where it differs. `groups`: the networks of groups of the
     ranks, whose costs `cost` has. `measured`: the collectives that a log or a profile itself tells
-    of. `shard_logs`: the uncertainty of logs of reduce-scatters and all-gathers.
+    of. `shard_logs`: the uncertainty of logs of reduce-scatters and all-gathers. `derived`: how
+    wrong those may be that are told by all-reduces alone.
     """
 
     cost: CollectiveCost
@@ -76,6 +81,7 @@ class Network:
     groups: tuple[tuple[ProcessGroup, Network], ...] = ()
     measured: frozenset[Operation] = frozenset({"all_reduce"})
     shard_logs: Uncertainty | None = None
+    derived: Derived = ()
 
     def of(self, group: str) -> Network:
         """That of a group of ranks, or of all."""
@@ -86,10 +92,18 @@ class Network:
     ) -> Uncertainty | None:
         """How wrong the time of one message may be."""
         by_size = (self.of_shards if operation in SHARDED else ()) or self.by_size
-        known = [uncertainty for least, uncertainty in by_size if size_bytes >= least]
-        return known[-1] if known else self.uncertainty
+        usual = _at(by_size, size_bytes) or self.uncertainty
+        derived = _at(dict(self.derived).get(operation, ()), size_bytes)
+        if usual is None or derived is None:
+            return usual
+        return max(usual, derived, key=lambda each: each.sigma)
 
     @property
     def plain_cost(self) -> CollectiveCost:
         """The cost model without interference."""
         return self.cost.cost if isinstance(self.cost, InterferingCost) else self.cost
+
+
+def _at(by_size: Sequence[tuple[int, Uncertainty]], size_bytes: int) -> Uncertainty | None:
+    known = [uncertainty for least, uncertainty in by_size if size_bytes >= least]
+    return known[-1] if known else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import hypot, log, log2, sqrt
 
 from ddpsim.cluster.fitted.ensemble import curve_of, for_cluster
+from ddpsim.cluster.fitted.gloo_shards import UnmeasuredShards
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.interference import InterferingCost, Kept
@@ -106,6 +107,7 @@ def _corrected(
         FittedCost(law, *layout, rate),
         Correction.of(fitted, profile.measured, *layout),
         _others(profile, fitted, layout),
+        UnmeasuredShards.of(profile, cluster.world_size),
     )
 
 

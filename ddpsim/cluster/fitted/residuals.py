@@ -17,10 +17,12 @@ from functools import cached_property
 from itertools import accumulate
 from statistics import median
 
+from ddpsim.cluster.fitted.gloo_shards import UnmeasuredShards
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, Point, collective_times_s
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer, duration_ns
 from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
 from ddpsim.importers.profiles.part import interpolated
+from ddpsim.units import to_ns
 
 _Curve = tuple[tuple[float, ...], tuple[float, ...]]  # logarithms: sizes, ascending, and ratios
 
@@ -88,13 +90,15 @@ class CorrectedCost:
     """A law, with its times corrected, bytes on the link and latency; a CollectiveCost.
 
     `others`: of broadcasts, reduce-scatters and all-gathers that were measured. The latter two are
-    corrected as all-reduces of their size where they were not (assumed).
+    corrected as all-reduces of their size where they were not (assumed). `unmeasured`: what gloo's
+    take more then.
     """
 
     operations = REPLICATED | SHARDED
     law: FittedCost
     all_reduces: Correction
     others: tuple[tuple[Operation, Correction], ...] = ()
+    unmeasured: UnmeasuredShards | None = None
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
@@ -105,8 +109,19 @@ class CorrectedCost:
         )
         asked = self.law.model, size_bytes, self.law.line_rate
         whole_ns = round(correction.factor(*asked) * duration_ns(law))
+        whole_ns += self._more_ns(operation, size_bytes)
         transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
+
+    def _more_ns(self, operation: Operation, size_bytes: int) -> int:
+        """What is known of gloo's ways, where a reduce-scatter or an all-gather is not measured."""
+        law, unmeasured = self.law, self.unmeasured
+        if unmeasured is None or operation not in SHARDED or operation in dict(self.others):
+            return 0
+        if not isinstance(law.model, GlooRing):
+            return 0
+        more_s = unmeasured.more_s(operation, law.model, size_bytes, law.line_rate)
+        return to_ns(law.time_factor * more_s)
 
     def _correction(self, operation: Operation) -> Correction:
         unmeasured = Correction() if operation == "broadcast" else self.all_reduces
