@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -45,6 +45,13 @@ def named(value: Any) -> Any:
 def fail(message: str, at: str = "") -> PydanticCustomError:
     """A cross-field error, shown at the key `at` of the model that raises it."""
     return PydanticCustomError("scenario", "{message}", {"message": message, "at": at})
+
+
+def refuse(at: str, reasons: Mapping[str, object]) -> None:
+    """Raise `fail` at a key for the first of the reasons that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise fail(reason, at)
 
 
 def first_rank(node: int, usual: int, smaller: Sequence[tuple[int, int]]) -> int:

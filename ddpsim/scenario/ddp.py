@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.base import Spec, fail, refuse
 from ddpsim.scenario.options.ddp_values import (
     FAILS_ON_GLOO,
     BucketCaps,
@@ -51,6 +51,12 @@ _OF_DDP_ALONE = (
     *("bucket_order", "broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
     *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp", "reduced_again"),
 )
+
+
+def _of_another(kind: str, chosen: str, *owners: str) -> str:
+    """What is wrong with an option of another strategy or hook than the one that is `chosen`."""
+    owned = f"is an option of {kind} {' or '.join(owners)}, and {kind} is {chosen}"
+    return f"{owned}; remove it, or write {kind}: {owners[0]}"
 
 
 class OtherOptions(Spec):
@@ -325,8 +331,7 @@ class Ddp(Spec):
             raise fail(f"is of a strategy of another package, not {self.strategy}", "options")
         for key, strategies in OF_STRATEGIES.items():
             if self.strategy not in strategies and getattr(self, key) is not None:
-                of = " or ".join(strategies)
-                raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)
+                raise fail(_of_another("strategy", self.strategy, *strategies), key)
         if self.bucket_groups and self.bucket_cap_mb is not None:
             raise fail("and bucket_cap_mb both say what goes together; drop one", "bucket_groups")
         if self.join and self.strategy == "zero1":
@@ -337,7 +342,7 @@ class Ddp(Spec):
     def _hook_is_whole(self) -> Ddp:
         for key, hook in (("power_sgd", "powerSGD"), ("top_k", "top_k")):
             if getattr(self, key) and self.comm_hook != hook:
-                raise fail(f"is of comm_hook: {hook}, not {self.comm_hook}; drop one", key)
+                raise fail(_of_another("comm_hook", self.comm_hook, hook), key)
         if self.backend == "gloo" and self.comm_hook in FAILS_ON_GLOO:
             raise fail(
                 f"{self.comm_hook} {FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
@@ -356,9 +361,7 @@ class Ddp(Spec):
             "finds no gradients after optimizer_in_backward; drop one": self.optimizer_in_backward,
             "is not modelled with zero1.overlap_with_ddp; drop one": self.overlaps_optimizer,
         }
-        for reason, holds in reasons.items():
-            if self.reduced_again and holds:
-                raise fail(reason, "reduced_again")
+        refuse("reduced_again", reasons if self.reduced_again else {})
         return self
 
     @property
@@ -371,8 +374,8 @@ class Ddp(Spec):
         if self.averages_after_hook and self.post_local_sgd is None:
             raise fail("post_localSGD needs post_local_sgd: {period: STEPS}", "comm_hook")
         if self.post_local_sgd and not self.averages_after_hook:
-            is_of = f"is of comm_hook: post_localSGD, not {self.comm_hook}"
-            raise fail(f"{is_of}; drop one", "post_local_sgd")
+            wrong = _of_another("comm_hook", self.comm_hook, "post_localSGD")
+            raise fail(wrong, "post_local_sgd")
         if self.averages_after_hook and self.strategy != "ddp":
             raise fail("post_localSGD is modelled for DDP alone; drop one", "comm_hook")
         if self.averages_after_hook and not self.no_sync:
@@ -382,18 +385,16 @@ class Ddp(Spec):
     @model_validator(mode="after")
     def _optimizes_in_its_own_hook(self) -> Ddp:
         """DDP takes one hook (distributed.py: register_comm_hook); gloo's would wait in it."""
-        key = "optimizer_in_backward"
-        if self.optimizer_in_backward and self.comm_hook != "none":
-            raise fail(
-                f"is a hook itself, and DDP takes one; drop comm_hook: {self.comm_hook}", key
-            )
-        if self.optimizer_in_backward and self.strategy != "ddp":
-            raise fail("has no place for ZeroRedundancyOptimizer; drop one", key)
-        if self.optimizer_in_backward and self.join:
-            raise fail("is not modelled within join; drop one", key)
-        if self.optimizer_in_backward and self.backend == "gloo":
-            told = "is modelled with NCCL alone: torch 2.13's hook asks for a GPU's stream"
-            raise fail(f"{told}; write false", key)
+        reasons = {
+            f"is a hook itself, and DDP takes one; drop comm_hook: {self.comm_hook}": self.comm_hook
+            != "none",
+            "has no place for ZeroRedundancyOptimizer; drop one": self.strategy != "ddp",
+            "is not modelled within join; drop one": self.join,
+            "is modelled with NCCL alone: torch 2.13's hook asks for a GPU's stream; write false": (
+                self.backend == "gloo"
+            ),
+        }
+        refuse("optimizer_in_backward", reasons if self.optimizer_in_backward else {})
         return self
 
     @model_validator(mode="after")
@@ -422,9 +423,7 @@ class Ddp(Spec):
             "hooks what a joined rank does not run: torch stops in 'Final callbacks can only be "
             "installed during backward pass'; drop join": self.join is not None,
         }
-        for reason, holds in reasons.items():
-            if self.mixed_precision and holds:
-                raise fail(reason, "mixed_precision")
+        refuse("mixed_precision", reasons if self.mixed_precision else {})
         return self
 
     @model_validator(mode="after")
@@ -441,6 +440,5 @@ class Ddp(Spec):
                 "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():
-                if used:
-                    raise fail(f"torch {self.torch} is modelled without it; take a newer one", key)
+                refuse(key, {f"torch {self.torch} is modelled without it; take a newer one": used})
         return self

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ddpsim.scenario.base import Spec, fail, given
+from ddpsim.scenario.base import Spec, fail, given, refuse
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.reliability import Reliability
@@ -163,8 +163,7 @@ class Scenario(Spec):
             ),
         } | {key: ("DataParallel has no reducer; drop it", getattr(ddp, key)) for key in reducers}
         for key, (reason, holds) in reasons.items():
-            if holds:
-                raise fail(reason, f"ddp.{key}")
+            refuse(f"ddp.{key}", {reason: holds})
         if self.workload.barrier_every:
             raise fail("DataParallel is one process, and has no barrier", "workload.barrier_every")
 
@@ -175,25 +174,24 @@ class Scenario(Spec):
             "is not modelled beside workload.sync_batch_norm; drop one": (
                 self.workload.sync_batch_norm
             ),
-            "is not modelled beside workload.compile; drop one": bool(self.workload.compile),
+            "is not modelled beside workload.compile; drop one": self.workload.compile,
         }
-        for reason, holds in reasons.items():
-            if self.ddp.mixed_precision and holds:
-                raise fail(reason, "ddp.mixed_precision")
+        refuse("ddp.mixed_precision", reasons if self.ddp.mixed_precision else {})
 
     def _check_optimizer_in_backward(self) -> None:
         """Raise where the loop looks at gradients that DDP's hook has used up."""
         if not self.ddp.optimizer_in_backward:
             return
-        workload, key = self.workload, "ddp.optimizer_in_backward"
-        if self.cluster.algorithm == "data_parallel":
-            raise fail("DataParallel has no hooks; drop it", key)
-        if workload.scales_loss:
-            raise fail("leaves GradScaler no gradients; write workload.grad_scaler: false", key)
-        if workload.clip_grad_norm:
-            raise fail("leaves no gradients to clip; drop workload.clip_grad_norm", key)
-        if not workload.set_to_none:
-            raise fail("drops the gradients itself; drop workload.set_to_none", key)
+        workload = self.workload
+        reasons = {
+            "DataParallel has no hooks; drop it": self.cluster.algorithm == "data_parallel",
+            "leaves GradScaler no gradients; write workload.grad_scaler: false": (
+                workload.scales_loss
+            ),
+            "leaves no gradients to clip; drop workload.clip_grad_norm": workload.clip_grad_norm,
+            "drops the gradients itself; drop workload.set_to_none": not workload.set_to_none,
+        }
+        refuse("ddp.optimizer_in_backward", reasons)
 
     def _check_overlapping_optimizer(self) -> None:
         """Raise where torch stops, or trains what nobody wants (ddp_zero_hook.py), or it is new."""
@@ -220,9 +218,7 @@ class Scenario(Spec):
                 workload.clip_grad_norm is not None
             ),
         }
-        for reason, holds in reasons.items():
-            if holds:
-                raise fail(reason, "ddp.zero1.overlap_with_ddp")
+        refuse("ddp.zero1.overlap_with_ddp", reasons)
 
     @property
     def copies_through_host(self) -> bool:
@@ -321,22 +317,21 @@ class Scenario(Spec):
             return self
         workload, device = self.workload, self.cluster.device.name
         reasons = {
-            f"the parameters of a CPU ({device}) are on the host already": self.cluster.device.kind
-            == "cpu",
-            "workload.clip_grad_norm would run on the host, which is not modelled": bool(
+            f"the parameters of a CPU ({device}) are on the host already; drop one": (
+                self.cluster.device.kind == "cpu"
+            ),
+            "workload.clip_grad_norm would run on the host, which is not modelled; drop one": (
                 workload.clip_grad_norm
             ),
-            "workload.grad_scaler would run on the host, which is not modelled": (
+            "workload.grad_scaler would run on the host, which is not modelled; drop one": (
                 workload.scales_loss
             ),
-            "ddp.no_sync: false adds gradients on the host, which is not modelled": (
+            "ddp.no_sync: false adds gradients on the host, which is not modelled; drop one": (
                 self.ddp.accumulation_steps > 1 and not self.ddp.no_sync
             ),
         }
-        for reason in (reason for reason, holds in reasons.items() if holds):
-            is_flat = self.ddp.strategy == "fsdp1"
-            key = "fsdp1.cpu_offload" if is_flat else "fully_shard.offload_policy"
-            raise fail(f"{reason}; drop one", f"ddp.{key}")
+        is_flat = self.ddp.strategy == "fsdp1"
+        refuse(f"ddp.{'fsdp1.cpu_offload' if is_flat else 'fully_shard.offload_policy'}", reasons)
         return self
 
     @model_validator(mode="after")
@@ -344,17 +339,15 @@ class Scenario(Spec):
         """Raise where no micro-batch scatters gradients without an all-reduce that could wait."""
         ddp = self.ddp
         reasons = {
-            f"is of strategy: hsdp, and {ddp.strategy} has no all-reduce; drop one": (
-                ddp.strategy != "hsdp"
-            ),
+            f"is an option of strategy hsdp, and {ddp.strategy} has no all-reduce; remove it, or "
+            "write ddp.strategy: hsdp": ddp.strategy != "hsdp",
             "needs micro-batches; write ddp.accumulation_steps, or drop it": (
                 ddp.accumulation_steps == 1
             ),
             "needs gradients that each micro-batch scatters; write ddp.no_sync: false": ddp.no_sync,
         }
-        for reason in (reason for reason, holds in reasons.items() if holds):
-            if ddp.sharding.all_reduce_last_only:
-                raise fail(reason, "ddp.fully_shard.all_reduce_last_only")
+        if ddp.sharding.all_reduce_last_only:
+            refuse("ddp.fully_shard.all_reduce_last_only", reasons)
         return self
 
     @model_validator(mode="after")
@@ -417,20 +410,19 @@ class Scenario(Spec):
         """Raise where torch or ddpsim has no SyncBatchNorm."""
         if not self.workload.sync_batch_norm:
             return
+        is_alone = self.cluster.algorithm == "data_parallel"
         reasons = {
-            "torch refuses a CPU's tensors (nn/modules/batchnorm.py)": self.cluster.device.kind
-            == "cpu",
-            "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
-            == "data_parallel",
-            f"is not modelled under {self.ddp.strategy}": self.ddp.scatters_gradients,
-            "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
-            f"is not known of torch {self.ddp.torch} (a newer ddp.torch has it)": (
+            "torch refuses a CPU's tensors (nn/modules/batchnorm.py); drop it": (
+                self.cluster.device.kind == "cpu"
+            ),
+            "needs a process for each GPU, and DataParallel has one for all; drop it": is_alone,
+            f"is not modelled under {self.ddp.strategy}; drop it": self.ddp.scatters_gradients,
+            "sends in the forward, which ddp.join does not shadow; drop it": self.ddp.join,
+            f"is not known of torch {self.ddp.torch} (a newer ddp.torch has it); drop it": (
                 self.ddp.is_torch_1
             ),
         }
-        for reason, holds in reasons.items():
-            if holds:
-                raise fail(f"{reason}; drop it", "workload.sync_batch_norm")
+        refuse("workload.sync_batch_norm", reasons)
 
 
 def json_schema() -> str:

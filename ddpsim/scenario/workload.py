@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Spec, fail, named
+from ddpsim.scenario.base import Spec, fail, named, refuse
 from ddpsim.scenario.options.checkpointing import CheckpointingField
 from ddpsim.scenario.options.fine_tuning import Lora
 from ddpsim.scenario.options.float8 import Float8
@@ -462,9 +462,7 @@ class Workload(Spec):
             "would synchronise a batch norm twice in a step, which is not modelled; drop one of "
             "the two": self.sync_batch_norm,
         }
-        for reason, holds in reasons.items():
-            if holds:
-                raise fail(reason, "checkpointing")
+        refuse("checkpointing", reasons)
 
     def _check_fine_tuning(self) -> None:
         """Raise for what is frozen twice, and for adapters beside what has no model with them."""

@@ -24,7 +24,7 @@ BY_FOUR = ["ddp.strategy=hsdp", "ddp.accumulation_steps=4", "ddp.no_sync=false"]
     [
         (
             ["ddp.strategy=fully_shard"],
-            "is of strategy: hsdp, and fully_shard has no all-reduce; drop one",
+            "is an option of strategy hsdp, and fully_shard has no all-reduce; remove it",
         ),
         (BY_FOUR[:1], "needs micro-batches; write ddp.accumulation_steps, or drop it"),
         (BY_FOUR[:2], "needs gradients that each micro-batch scatters; write ddp.no_sync"),

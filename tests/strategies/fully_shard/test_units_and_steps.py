@@ -278,7 +278,10 @@ def test_a_forward_without_names_mirrors_the_backward() -> None:
         (["ddp.fully_shard.units=layers"], "is no choice of units; write blocks"),
         (["workload.precision=fp32"], "write workload.precision: amp-bf16"),
         (["ddp.bucket_cap_mb=25"], "is an option of DDP, and strategy: fully_shard has none"),
-        (["ddp.strategy=ddp"], "is of strategy: fully_shard or hsdp, not ddp; drop one"),
+        (
+            ["ddp.strategy=ddp"],
+            "is an option of strategy fully_shard or hsdp, and strategy is ddp; remove it",
+        ),
         (["ddp.torch='1.4'"], "torch 1.4 is modelled without it"),
     ],
 )
