@@ -41,8 +41,9 @@ const drawing = (() => {
 
   const ms = (ns) => ns / 1e6;
   const inWords = (ns) => {
-    const size = Math.abs(ns);
-    const [scale, unit] = size >= 1e9 ? [1e9, "s"] : size >= 1e6 ? [1e6, "ms"] : [1e3, "us"];
+    const units = [[1e6, "ms"], [1e9, "s"], [3.6e12, "h"], [8.64e13, "days", 3]]; // from 3 days on
+    const isReached = ([scale, , least = 1]) => Math.abs(ns) >= least * scale;
+    const [scale, unit] = units.findLast(isReached) ?? [1e3, "us"];
     return ns ? `${Number((ns / scale).toPrecision(4))} ${unit}` : "0 s";
   };
   const mib = (bytes) => `${Number((bytes / 1048576).toPrecision(4))} MiB`;
