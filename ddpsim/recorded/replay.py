@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -310,15 +310,12 @@ def _beside(
 
 def _traced_parts(recorded: Sequence[Sequence[KinetoStep]]) -> Breakdown:
     every = [step.parts for of_rank in recorded for step in of_rank]
-    names = (each.name for each in fields(Breakdown))
-    return Breakdown(*(sum(getattr(p, name) for p in every) / len(every) for name in names))
+    return Breakdown(*(sum(part) / len(every) for part in zip(*every, strict=True)))
 
 
 def _simulated_parts(steps: Sequence[Sequence[Step]]) -> Breakdown:
     every = [step.breakdown() for of_rank in steps for step in of_rank]
-    whole = sum(every, BreakdownNs())
-    names = (each.name for each in fields(Breakdown))
-    return Breakdown(*(getattr(whole, name) / len(every) / NS_PER_S for name in names))
+    return sum(every, BreakdownNs()).seconds(len(every))
 
 
 def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedKernel]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
-from ddpsim.result.metrics import Step, steps_of
+from ddpsim.result.metrics import Step, free_lanes, steps_of
 from ddpsim.result.timeline import CommSpan, Timeline
 
 _WORK = {
@@ -299,14 +299,7 @@ class _Lanes:
     @cached_property
     def threaded(self) -> list[tuple[int, CommSpan]]:
         """Each with a thread that was free for it, from 0 on; NCCL needs one."""
-        free_ns: list[int] = []
-        placed = []
-        for span in self.comm:
-            free = (i for i, until_ns in enumerate(free_ns) if until_ns <= span.joined_ns)
-            thread = next(free, len(free_ns))
-            free_ns[thread : thread + 1] = [span.end_ns]
-            placed.append((thread, span))
-        return placed
+        return list(zip(free_lanes(self.comm), self.comm, strict=True))
 
     def threads(self, first: int) -> range:
         """Numbers for the threads of collectives."""

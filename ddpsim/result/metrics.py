@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from ddpsim.result.model import Breakdown
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
+from ddpsim.units import NS_PER_S
 
 Interval = tuple[int, int]
 _AVERAGE = "average"  # of the parameters: how its cause begins
@@ -36,6 +38,10 @@ class BreakdownNs:
     def total(self) -> int:
         """All parts together: the length of the steps."""
         return sum(getattr(self, field.name) for field in fields(self))
+
+    def seconds(self, steps: int) -> Breakdown:
+        """The mean of so many steps."""
+        return Breakdown(*(getattr(self, f.name) / steps / NS_PER_S for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +79,13 @@ class Step:
 
     def moved(self, by_ns: int) -> Step:
         """The same step, so many ticks later."""
-
-        def later(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-            return tuple(span.moved(by_ns) for span in spans)
-
-        comm = (
-            span._replace(**{moment: getattr(span, moment) + by_ns for moment in _MOMENTS})
-            for span in self.comm
-        )
         return Step(
             self.start_ns + by_ns,
             self.end_ns + by_ns,
             self.backward_start_ns + by_ns,
-            later(self.host),
-            later(self.compute),
-            tuple(comm),
+            tuple(span.moved(by_ns) for span in self.host),
+            tuple(span.moved(by_ns) for span in self.compute),
+            tuple(span.moved(by_ns) for span in self.comm),
         )
 
     def breakdown(self) -> BreakdownNs:
@@ -227,7 +225,6 @@ def _called(span: CommSpan) -> str:
     return "sync_batch_norm" if span.is_of_norm else span.operation
 
 
-_MOMENTS = ("ready_ns", "joined_ns", "met_ns", "end_ns")
 _PART_OF = {
     "forward": "forward",
     "backward": "backward_compute",
@@ -270,6 +267,16 @@ def steps_of(rank: RankTimeline) -> list[Step]:
 def _has(comm: Iterable[CommSpan], number: int) -> bool:
     """Whether the step's collective of this number is among them."""
     return any(span.number == number for span in comm)
+
+
+def free_lanes(collectives: Iterable[CommSpan]) -> Iterator[int]:
+    """For each collective, in the order in which they join, the first lane that is free."""
+    free_ns: list[int] = []
+    for span in collectives:
+        free = (lane for lane, end_ns in enumerate(free_ns) if end_ns <= span.joined_ns)
+        lane = next(free, len(free_ns))
+        free_ns[lane : lane + 1] = [span.end_ns]
+        yield lane
 
 
 def union_ns(intervals: Iterable[Interval]) -> int:

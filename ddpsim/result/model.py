@@ -58,6 +58,11 @@ class PredictionInterval:
     high: float
     sources: tuple[IntervalSource, ...]
 
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Both ends, in seconds."""
+        return self.low, self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -333,6 +338,11 @@ class Result:
     def gpus(self) -> int:
         """All GPUs: of each rank one, or those of its replica."""
         return self.world_size * self.gpus_per_rank
+
+    @property
+    def edges_s(self) -> tuple[float, float] | None:
+        """Both ends of the prediction interval; None without one."""
+        return self.prediction_interval_s.edges if self.prediction_interval_s else None
 
     @property
     def is_disturbed(self) -> bool:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ddpsim.result.capacity import LongRun
 from ddpsim.result.changes import Sensitivity
-from ddpsim.result.metrics import Interval, Step, steps_of
+from ddpsim.result.metrics import Interval, Step, free_lanes, steps_of
 from ddpsim.result.model import HeldBytes, MemoryWalk, Result
 from ddpsim.result.summary import steady_steps, typical_step
 from ddpsim.result.timeline import CommSpan, Span, Timeline
@@ -188,12 +188,13 @@ def _drawn(step: Step, origin_ns: int, ring_of: RingOf) -> DrawnRank:
     exposed_ns = step.breakdown().exposed_comm
     shortest_ns = _shortest_ns(step)
     waits = [(span.start_ns, span.end_ns) for span in step.compute if span.kind == "comm_wait"]
-    lanes = _lanes(step.comm)
-    chosen = sorted(
-        range(len(step.comm)), key=lambda i: step.comm[i].joined_ns - step.comm[i].end_ns
-    )[:_MOST_COLLECTIVES]
+    comm = step.comm
+    order = sorted(range(len(comm)), key=lambda i: (comm[i].joined_ns, comm[i].end_ns))
+    lanes = dict(zip(order, free_lanes(comm[i] for i in order), strict=True))
+    longest = sorted(range(len(comm)), key=lambda i: comm[i].joined_ns - comm[i].end_ns)
+    chosen = longest[:_MOST_COLLECTIVES]
     collectives = tuple(
-        _collective(step.comm[i], lanes[i], waits, origin_ns, ring_of) for i in sorted(chosen)
+        _collective(comm[i], lanes[i], waits, origin_ns, ring_of) for i in sorted(chosen)
     )
     return DrawnRank(
         ranks=(),
@@ -217,26 +218,8 @@ def _collective(
         for start, end in waits
         if max(start, span.joined_ns) < min(end, span.end_ns)
     )
-    drawn = span._replace(
-        ready_ns=span.ready_ns - origin_ns,
-        joined_ns=span.joined_ns - origin_ns,
-        met_ns=span.met_ns - origin_ns,
-        end_ns=span.end_ns - origin_ns,
-    )
+    drawn = span.moved(-origin_ns)
     return DrawnCollective(drawn, lane, exposed, ring_steps, drawn.met_ns + ring_start_ns)
-
-
-def _lanes(comm: Sequence[CommSpan]) -> list[int]:
-    """For each collective the first lane that is free when it joins."""
-    free_ns: list[int] = []
-    taken = [0] * len(comm)
-    for i in sorted(range(len(comm)), key=lambda i: (comm[i].joined_ns, comm[i].end_ns)):
-        lane = next(
-            (n for n, end_ns in enumerate(free_ns) if end_ns <= comm[i].joined_ns), len(free_ns)
-        )
-        free_ns[lane : lane + 1] = [comm[i].end_ns]
-        taken[i] = lane
-    return taken
 
 
 def _shortest_ns(step: Step) -> int:

@@ -19,7 +19,6 @@ from ddpsim.result.metrics import (
 from ddpsim.result.model import (
     Baselines,
     Bottleneck,
-    Breakdown,
     Brief,
     BucketTimes,
     CollectiveTimes,
@@ -177,7 +176,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         throughput_samples_per_s=per_gpu * world_size,
         throughput_per_gpu=per_gpu,
         scaling_efficiency=context.baselines.compute_only / times.mean,
-        breakdown_s=_seconds(breakdown, len(steady)),
+        breakdown_s=breakdown.seconds(len(steady)),
         comm_time_s=comm_s,
         skew_s=skew_s,
         exposed_comm_s=exposed_s,
@@ -218,17 +217,6 @@ def _communicating(steps: list[Step]) -> list[Step]:
 
 def _mean(ticks: int, steps: list[Step]) -> float:
     return ticks / len(steps) / NS_PER_S
-
-
-def _seconds(breakdown: BreakdownNs, steps: int) -> Breakdown:
-    return Breakdown(
-        data_wait=breakdown.data_wait / steps / NS_PER_S,
-        forward=breakdown.forward / steps / NS_PER_S,
-        backward_compute=breakdown.backward_compute / steps / NS_PER_S,
-        exposed_comm=breakdown.exposed_comm / steps / NS_PER_S,
-        optimizer=breakdown.optimizer / steps / NS_PER_S,
-        other=breakdown.other / steps / NS_PER_S,
-    )
 
 
 def _buckets(step: Step, names: Mapping[int, tuple[str, str]]) -> tuple[BucketTimes, ...]:

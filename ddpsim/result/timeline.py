@@ -66,6 +66,11 @@ class CommSpan(NamedTuple):
     cause: str = ""
     group: str = "world"
 
+    def moved(self, by_ns: int) -> CommSpan:
+        """Return the collective so many ticks later."""
+        moments = ("ready_ns", "joined_ns", "met_ns", "end_ns")
+        return self._replace(**{moment: getattr(self, moment) + by_ns for moment in moments})
+
     @property
     def is_of_norm(self) -> bool:
         """Whether it is a batch norm's, whose statistics are those of all ranks."""

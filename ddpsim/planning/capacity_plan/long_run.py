@@ -48,10 +48,9 @@ def month_of(document: Document, job: Job, result: Result) -> LongRun | None:
     """
     if job.scenario.reliability is None:
         return None
-    step_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
-    edges_s = (interval.low, interval.high) if interval else None
+    step_s = result.iteration_time_s.mean
     steps = ceil(_MONTH_S / (step_s + paused_s(pauses_of(job))))
-    month = Campaign(job.scenario, steps, step_s, edges_s, HALF, None)
+    month = Campaign(job.scenario, steps, step_s, result.edges_s, HALF, None)
     try:
         return month.long_run(helps=True)
     except InputError as error:

@@ -113,9 +113,8 @@ class _Planner:
         result = tried.results[answer.gpus]
         interval = result.prediction_interval_s
         if answer.long_run:
-            edges_s = (interval.low, interval.high) if interval else None
             at = asked.at(answer.nodes, answer.gpus_per_node)
-            campaign = asked.campaign(at, answer.step_s, edges_s)
+            campaign = asked.campaign(at, answer.step_s, result.edges_s)
             told = campaign.long_run(helps=self.looks_further)
             shown[answer.gpus] = replace(shown[answer.gpus], long_run=told)
         workload = asked.scenario.workload

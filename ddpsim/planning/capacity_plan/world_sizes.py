@@ -117,10 +117,9 @@ class WorldSizes:
         if scenario.reliability is None:
             return self.asked.time_s(scenario, step_s)
         last = self.results[max(self.results)]
-        interval, edges_s = last.prediction_interval_s, None
-        if interval:
-            share = step_s / last.iteration_time_s.mean
-            edges_s = (share * interval.low, share * interval.high)
+        edges_s, share = last.edges_s, step_s / last.iteration_time_s.mean
+        if edges_s:
+            edges_s = (share * edges_s[0], share * edges_s[1])
         try:
             return self.asked.campaign(scenario, step_s, edges_s).certain_s()
         except InputError:  # it makes no progress
@@ -166,9 +165,8 @@ def _powers_of_two(most: int) -> list[int]:
 def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
     step_s, cluster = result.iteration_time_s.mean, scenario.cluster
     gpus = cluster.gpus
-    interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
+    edges, memory = result.edges_s, result.memory_bytes_per_gpu
     time_s = asked.time_s(scenario, step_s)
-    edges = (interval.low, interval.high) if interval else None
     fits: bool | None = memory.fits
     run = asked.campaign(scenario, step_s, edges).long_run() if scenario.reliability else None
     paid, device = run.paid_gpus if run else gpus, cluster.device

@@ -109,8 +109,7 @@ def with_intervals(source: Source, swept: Sweep, most: int = 40) -> Sweep:
         if point.brief is None or not any(point is each for each in chosen):
             return point
         job = checked_job(document.changed(map(str, point.settings)), parts.of_another_question())
-        interval = predicted(job).prediction_interval_s
-        return replace(point, interval_s=(interval.low, interval.high) if interval else None)
+        return replace(point, interval_s=predicted(job).edges_s)
 
     return replace(swept, points=tuple(map(told, swept.points)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from ddpsim.errors import missing
@@ -69,7 +68,6 @@ def step_figure(result: Result) -> Figure:
 def _step(result: Result) -> dict[str, Any]:
     """The mean step, with the edges of its interval where there is one."""
     mean_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
-    bounds = (interval.low, interval.high) if interval else None
     return {
         "type": "scatter",
         "name": f"step, {interval_name(interval)}" if interval else "step",
@@ -77,7 +75,7 @@ def _step(result: Result) -> dict[str, Any]:
         "y": ["step"],
         "mode": "markers",
         "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
-        "error_x": charts.edges([mean_s], [bounds], 1e3),
+        "error_x": charts.edges([mean_s], [result.edges_s], 1e3),
         "hovertemplate": "step: %{x:.4~g} ms<extra></extra>",
     }
 
@@ -123,7 +121,7 @@ def plan_figure(plan: CapacityPlan) -> Figure:
 def _figure(name: str, drawn: Mapping[str, Any]) -> Figure:
     """A page's figure with a title, in colours that need no style sheet."""
     found: dict[str, Any] = _coloured(drawn)
-    return Figure(found["data"], found["layout"] | {"title": {"text": _shown(name)}})
+    return Figure(found["data"], found["layout"] | {"title": {"text": charts.shown(name)}})
 
 
 def _coloured(value: Any) -> Any:
@@ -132,8 +130,3 @@ def _coloured(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _coloured(each) for key, each in value.items()}
     return [_coloured(each) for each in value] if isinstance(value, list) else value
-
-
-def _shown(text: str) -> str:
-    """Text that plotly does not take for tags."""
-    return escape(text, quote=False)

@@ -43,14 +43,13 @@ def _sweep(board: Storyboard) -> dict[str, Any]:
     ]
     results = [choice.result for choice in board.choices]
     means_s = [result.iteration_time_s.mean for result in results]
-    intervals = [result.prediction_interval_s for result in results]
     step = {
         "type": "scatter",
         "mode": "markers",
         "name": f"step, {interval_name(board.result.prediction_interval_s)}",
         "x": names,
         "y": [mean_s * 1e3 for mean_s in means_s],
-        "error_y": edges(means_s, [(i.low, i.high) if i else None for i in intervals], 1e3),
+        "error_y": edges(means_s, [result.edges_s for result in results], 1e3),
         "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
         "hovertemplate": "step: %{y:.4~g} ms<extra></extra>",
     }
