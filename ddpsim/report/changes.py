@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from ddpsim.errors import printable
 from ddpsim.report.lines import (
+    as_text,
     command,
     labelled,
+    listed,
     named_rows,
     noted_noise,
     screen_width,
@@ -31,12 +32,9 @@ _OWN_COSTS = (
 )
 
 
-def render_comparison(comparison: Comparison) -> str:
+@as_text
+def render_comparison(comparison: Comparison) -> Iterator[str]:
     """One line an option, the fastest first; those that cannot be had below."""
-    return printable("\n".join(line.rstrip() for line in _comparison(comparison)))
-
-
-def _comparison(comparison: Comparison) -> Iterator[str]:
     yield f"{comparison.name[:70]}   {counted(comparison.world_size, 'rank')}"
     yield ""
     spread = interval_in_words(comparison.prediction_interval_s)
@@ -58,11 +56,8 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield from noted_noise(comparison.noise)
     yield from _notes(known)
     yield from _new_warnings(known, comparison.warnings)
-    failed = [change for change in comparison.changes if change.problem]
-    label = "impossible"
-    for change in failed:
-        yield from labelled(label, f"{change.title}: {change.problem}")
-        label = ""
+    failed = (change for change in comparison.changes if change.problem)
+    yield from listed("impossible", (f"{change.title}: {change.problem}" for change in failed))
 
 
 def _best(comparison: Comparison) -> Iterator[str]:
@@ -144,10 +139,7 @@ def _notes(changes: Sequence[Change]) -> Iterator[str]:
     for change in changes:
         if change.note:
             notes.setdefault(change.note, []).append(change.title)
-    label = "note"
-    for note, titles in notes.items():
-        yield from labelled(label, f"{'; '.join(titles)}: {note}")
-        label = ""
+    yield from listed("note", (f"{'; '.join(titles)}: {note}" for note, titles in notes.items()))
 
 
 def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:
@@ -169,15 +161,14 @@ def _without_numbers(warning: str) -> str:
     return re.sub(r"[\d.,]*\d( ?[kMGTun]?[Bs]\b)?", "", warning)
 
 
-def render_explanation(explanation: Explanation, file: str, settings: Sequence[str] = ()) -> str:
+@as_text
+def render_explanation(
+    explanation: Explanation, file: str, settings: Sequence[str] = ()
+) -> Iterator[str]:
     """The answer, the critical path, what the step hangs on, and what helps.
 
     `file` and `settings` name the scenario in the next commands.
     """
-    return printable("\n".join(line.rstrip() for line in _explanation(explanation, file, settings)))
-
-
-def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -> Iterator[str]:
     result = explanation.result
     whole_s = sum(phase.length_s for phase in explanation.phases)
     yield f"{result.name[:70]}   {counted(result.world_size, 'rank')}"

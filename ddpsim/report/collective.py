@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
+from ddpsim.report.lines import as_text
 from ddpsim.result.collective import CollectiveRow, CollectiveTable
 from ddpsim.units import format_bytes
 
 
-def render_table(table: CollectiveTable) -> str:
+@as_text
+def render_table(table: CollectiveTable) -> Iterator[str]:
     """nccl-tests' columns, with those of ours behind."""
-    return "\n".join(_lines(table))
-
-
-def _lines(table: CollectiveTable) -> Iterator[str]:
     ranks = table.nodes * table.gpus_per_node
     yield f"# {table.operation}, {ranks} ranks ({table.nodes} x {table.gpus_per_node}), in place"
     yield f"# {table.network}"
@@ -47,15 +45,12 @@ def _row(row: CollectiveRow, redop: str, *, held: bool) -> str:
         f"{row.busbw_bytes_per_s / 1e9:>9.2f}{beside}"
         f"{format_bytes(row.sent_bytes):>13}"
         f"  {f'{row.low_s * 1e6:.4g} to {row.high_s * 1e6:.4g}':>20}  {row.choice}"
-    ).rstrip()
+    )
 
 
 def _summary(table: CollectiveTable) -> Iterator[str]:
     if table.against is None:
         return
     errors = [abs(row.error) for row in table.rows if row.error is not None]
-    yield f"# against {table.against}: {len(errors)} sizes, {_of(errors)}"
-
-
-def _of(errors: Sequence[float]) -> str:
-    return f"median error {median(errors):.1%}, worst {max(errors):.1%}"
+    told = f"median error {median(errors):.1%}, worst {max(errors):.1%}"
+    yield f"# against {table.against}: {len(errors)} sizes, {told}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from ddpsim.errors import printable
-from ddpsim.report.lines import command, cut, labelled, screen_width
+from ddpsim.report.lines import as_text, command, cut, labelled, listed, screen_width
 from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import format_bytes, format_duration
@@ -25,9 +24,10 @@ _MEASURED = {
 _TITLES = ("step", "one GPU", "no_sync", "exposed", "data wait")
 
 
-def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = ()) -> str:
+@as_text
+def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = ()) -> list[str]:
     """`file` and `settings` name the scenario in the next commands."""
-    lines = [
+    return [
         *_undecided(diagnosis),
         *_measured(diagnosis),
         *_parts_of_steps(diagnosis),
@@ -39,7 +39,6 @@ def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = 
         *([] if diagnosis.is_healthy else _simulated(_shown(diagnosis), file, settings)),
         *labelled("assumed", "; ".join(diagnosis.assumptions)),
     ]
-    return printable("\n".join(line.rstrip() for line in lines))
 
 
 def _shown(diagnosis: Diagnosis) -> list[Cause]:
@@ -51,12 +50,14 @@ def _shown(diagnosis: Diagnosis) -> list[Cause]:
 def _measured(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"{cut(diagnosis.name, 70)}   {ranks(diagnosis.nodes, diagnosis.gpus_per_node)}"
     yield ""
-    label = "measured"
-    for each in diagnosis.measured:
-        seconds, predicted = each.measurement.seconds, each.predicted_s
-        row = f"{_what(each):<30}{format_duration(seconds):>10}"
-        yield from labelled(label, f"{row}   predicted {format_duration(predicted):>10}")
-        label = ""
+    measured = diagnosis.measured
+    rows = [_row(_what(each), each.measurement.seconds, each.predicted_s) for each in measured]
+    yield from listed("measured", rows)
+
+
+def _row(what: str, seconds: float, predicted_s: float) -> str:
+    took, predicted = format_duration(seconds), format_duration(predicted_s)
+    return f"{what:<30}{took:>10}   predicted {predicted:>10}"
 
 
 def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
@@ -88,18 +89,18 @@ def _parts_of_steps(diagnosis: Diagnosis) -> Iterator[str]:
         (few, *least), (many, *most) = known[0], known[-1]
         each_s = [(b - a) / (many - few) for a, b in zip(least, most, strict=True)]
         rest_s = [max(0.0, a - few * s) for a, s in zip(least, each_s, strict=True)]
-        for name, (seconds, predicted) in ((f"each {what}", each_s), ("once a step", rest_s)):
-            row = f"{name:<30}{format_duration(seconds):>10}"
-            yield from labelled("", f"{row}   predicted {format_duration(predicted):>10}")
+        yield from labelled("", _row(f"each {what}", *each_s))
+        yield from labelled("", _row("once a step", *rest_s))
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[str]:
     """What logs and traces show, and whether the step is a normal one."""
-    label = "seen"
-    for fact in diagnosis.facts:
-        as_is = "as expected" if fact.seen == fact.expected else f"expected {fact.expected}"
-        yield from labelled(label, f"{fact.name}: {fact.seen}, {as_is}")
-        label = ""
+    said = [
+        f"{fact.name}: {fact.seen}, "
+        f"{'as expected' if fact.seen == fact.expected else f'expected {fact.expected}'}"
+        for fact in diagnosis.facts
+    ]
+    yield from listed("seen", said)
     if diagnosis.normal is not None and diagnosis.interval:
         interval = interval_in_words(diagnosis.interval)
         verdict = "normal: inside" if diagnosis.normal else "not normal: outside"

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ddpsim.errors import printable
-from ddpsim.report.lines import labelled
+from ddpsim.report.lines import as_text, listed
 from ddpsim.units import format_duration
 
 _SAME = 1.1  # of steps that two files or programs tell of one job
@@ -28,25 +27,20 @@ class Told(Protocol):
     def option(self) -> str | None: ...  # noqa: D102
 
 
-def render_learned(learned: Sequence[Told], assumed: Sequence[str], scenario: str | None) -> str:
+@as_text
+def render_learned(
+    learned: Sequence[Told], assumed: Sequence[str], scenario: str | None
+) -> Iterator[str]:
     """Each file with what it tells; what was assumed; and what to run next.
 
     `scenario`: the file that was written; None: none was.
     """
-    lines = [row for each in learned for row in _told(each)]
-    label = "assumed"
-    for text in assumed:
-        lines += labelled(label, text)
-        label = ""
-    lines += _next(learned, scenario)
-    return printable("\n".join(line.rstrip() for line in lines))
-
-
-def _told(each: Told) -> Iterator[str]:
-    yield f"{each.file}   {each.kind}"
-    for fact in each.facts:
-        yield from labelled("", fact)
-    yield ""
+    for each in learned:
+        yield f"{each.file}   {each.kind}"
+        yield from listed("", each.facts)
+        yield ""
+    yield from listed("assumed", assumed)
+    yield from _next(learned, scenario)
 
 
 def _next(learned: Sequence[Told], scenario: str | None) -> Iterator[str]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from textwrap import shorten, wrap
+from typing import ParamSpec
 
+from ddpsim.errors import printable
 from ddpsim.settings import Setting
+
+_P = ParamSpec("_P")
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
@@ -21,6 +26,16 @@ def screen_width() -> int:
     from shutil import get_terminal_size  # noqa: PLC0415 -- with all that unpacks archives
 
     return min(max(get_terminal_size().columns, _NARROWEST), _WIDEST)
+
+
+def as_text(lines: Callable[_P, Iterable[str]]) -> Callable[_P, str]:
+    """Let a function of lines return them as one text, without spaces at their ends."""
+
+    @wraps(lines)
+    def rendered(*args: _P.args, **options: _P.kwargs) -> str:
+        return printable("\n".join(line.rstrip() for line in lines(*args, **options)))
+
+    return rendered
 
 
 def command(
@@ -60,6 +75,13 @@ def labelled(label: str, text: str) -> Iterator[str]:
     rows = wrap(text, screen_width() - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"
+
+
+def listed(label: str, texts: Iterable[str]) -> Iterator[str]:
+    """Several texts below each other, a label beside the first."""
+    for text in texts:
+        yield from labelled(label, text)
+        label = ""
 
 
 def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool = True) -> Iterator[str]:

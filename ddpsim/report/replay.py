@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpsim.errors import printable
-from ddpsim.report.lines import labelled, warned
+from ddpsim.report.lines import as_text, labelled, listed, warned
 from ddpsim.result.replay import Replay, ReplayedKernel
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted
@@ -15,9 +14,10 @@ _LEAST = 0.002  # of a step, in a term that is worth a row
 _MOST_ROWS = 8
 
 
-def render_replay(replay: Replay) -> str:
+@as_text
+def render_replay(replay: Replay) -> list[str]:
     """The steps, where their time goes, collectives, and what else the traces tell."""
-    lines = [
+    return [
         f"{replay.source}   {_ranks(replay)}, {counted(len(replay.steps), 'step')}",
         "",
         *_terms(replay),
@@ -26,7 +26,6 @@ def render_replay(replay: Replay) -> str:
         *_said(replay),
         *warned(replay.warnings),
     ]
-    return printable("\n".join(line.rstrip() for line in lines))
 
 
 def _ranks(replay: Replay) -> str:
@@ -51,12 +50,8 @@ def _terms(replay: Replay) -> Iterator[str]:
 
 def _row(name: str, traced_s: float, simulated_s: float) -> str:
     error = f"{simulated_s / traced_s - 1:+.1%}" if traced_s > 0 else ""
-    return f"{name:<20}{_signed(traced_s):>12}{format_duration(simulated_s):>12}{error:>10}"
-
-
-def _signed(seconds: float) -> str:
-    """A rest may be below zero, where the host's clock and the device's differ."""
-    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
+    times = f"{format_duration(traced_s):>12}{format_duration(simulated_s):>12}"
+    return f"{name:<20}{times}{error:>10}"
 
 
 def _collectives(replay: Replay) -> Iterator[str]:
@@ -84,18 +79,12 @@ def _said(replay: Replay) -> Iterator[str]:
     if replay.interference:
         said = f"the same work takes {replay.interference:.2f} x as long during a collective"
         yield from labelled("slowed", said)
-    label = "nccl"
-    for kernel in replay.kernels[-_MOST_ROWS:]:
-        yield from labelled(label, _kernel(kernel))
-        label = ""
+    yield from listed("nccl", map(_kernel, replay.kernels[-_MOST_ROWS:]))
     error = replay.predicted_s / replay.traced_s - 1
     predicted = f"{format_duration(replay.predicted_s)} ({error:+.1%})"
     alone = "what run says of the job's scenario (-o writes it), on which what-ifs rest"
     yield from labelled("predicted", f"{predicted}: {alone}")
-    label = "assumed"
-    for text in replay.assumed:
-        yield from labelled(label, text)
-        label = ""
+    yield from listed("assumed", replay.assumed)
 
 
 def _kernel(kernel: ReplayedKernel) -> str:

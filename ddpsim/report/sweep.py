@@ -8,8 +8,8 @@ from io import BytesIO, StringIO
 from itertools import groupby
 from textwrap import wrap
 
-from ddpsim.errors import printable
-from ddpsim.report.lines import labelled, noted_noise, screen_width
+from ddpsim.report.lines import as_text, labelled, listed, noted_noise, screen_width
+from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted
@@ -18,10 +18,10 @@ _ROWS = 40  # a larger sweep shows its best ones
 _RUNS = 8
 
 
-def render_sweep(sweep: Sweep) -> str:
+@as_text
+def render_sweep(sweep: Sweep) -> list[str]:
     """The points as a table, the best one marked, and what is as good as it."""
-    lines = [*_table(sweep), "", *_answer(sweep), *_problems(sweep)]
-    return printable("\n".join(line.rstrip() for line in lines))
+    return [*_table(sweep), "", *_answer(sweep), *_problems(sweep)]
 
 
 def _table(sweep: Sweep) -> Iterator[str]:
@@ -86,20 +86,24 @@ def _fitting(room: int) -> dict[str, int]:
 
 
 def _figures(point: Point, columns: Mapping[str, int]) -> str:
-    brief = point.brief
-    if brief is None:
+    if point.brief is None:
         return "  cannot be simulated"
-    memory = brief.memory_bytes_per_gpu
-    cells = {
+    cells = figures_in_words(point.brief)
+    cells["memory"] += "" if point.usable else " !"
+    return "".join(f"{cells[name]:>{width}}" for name, width in columns.items())
+
+
+def figures_in_words(brief: Brief) -> dict[str, str]:
+    """The figures of a point, by the heads of their columns."""
+    return {
         "GPUs": f"{brief.world_size:,}",
         "step": format_duration(brief.iteration_time_s.mean),
         "samples/s": format_number(brief.throughput_samples_per_s),
         "per GPU": format_number(brief.throughput_per_gpu),
         "scaling": format_percent(brief.scaling_efficiency),
         "exposed": format_duration(brief.exposed_comm_s),
-        "memory": f"{format_bytes(memory.total)}{'' if memory.fits else ' !'}",
+        "memory": format_bytes(brief.memory_bytes_per_gpu.total),
     }
-    return "".join(f"{cells[name]:>{width}}" for name, width in columns.items())
 
 
 def _title(sweep: Sweep) -> str:
@@ -113,11 +117,8 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         return
     settings = ", ".join(map(str, best.settings)) or "the scenario as it is"
     yield from labelled("best *", f"{settings} ({_title(sweep)}){_gain(sweep, best)}")
-    label = "flat"
-    values = dict(sweep.axes)
-    for region in sweep.flat_regions():
-        yield from labelled(label, _flat(region, values[region.keys], sweep.within))
-        label = ""
+    values, regions = dict(sweep.axes), sweep.flat_regions()
+    yield from listed("flat", (_flat(one, values[one.keys], sweep.within) for one in regions))
     if sweep.front:
         second = GOALS[sweep.goals[1]].title
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddpsim.errors import printable
 from ddpsim.report import details
-from ddpsim.report.lines import columns, command, cut, labelled, screen_width, warned
+from ddpsim.report.lines import (
+    as_text,
+    columns,
+    command,
+    cut,
+    labelled,
+    listed,
+    screen_width,
+    warned,
+)
 from ddpsim.report.training import step_in_words, training_lines
 from ddpsim.result.model import IntervalSource, Result
 from ddpsim.result.words import OUT_OF_MEMORY, interval_in_words
@@ -50,6 +58,7 @@ _INPUTS = {
 }
 
 
+@as_text
 def render(
     result: Result,
     file: str,
@@ -57,7 +66,7 @@ def render(
     settings: Sequence[str] = (),
     *,
     verbose: bool = False,
-) -> str:
+) -> list[str]:
     """The answer as text, as wide as the screen, but for what a shell must find on one line.
 
     `file` and `settings` name the scenario, and its `--set` options, in the next commands.
@@ -74,7 +83,7 @@ def render(
     body += _next(result, file, settings, room)
     if not verbose:
         body.append(f"{'more':<12}--verbose: buckets, collectives, the source of every input")
-    return printable("\n".join(line.rstrip() for line in [*lines, *told, *body]))
+    return [*lines, *told, *body]
 
 
 def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
@@ -112,12 +121,14 @@ def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
 
 
 def _stragglers(result: Result, most: int) -> Iterator[str]:
-    label, more = "held up by", len(result.stragglers) - most
-    for row, straggler in enumerate(result.stragglers[:most], 1):
-        cost = f"{format_duration(straggler.cost_s)} a step" if straggler.cost_s else "nothing"
-        others = f"; and {more} more" if row == most and more > 0 else ""
-        yield from labelled(label, f"{straggler.text}: costs {cost}{others}")
-        label = ""
+    shown = result.stragglers[:most]
+    costs = [
+        f"{format_duration(each.cost_s)} a step" if each.cost_s else "nothing" for each in shown
+    ]
+    rows = [f"{each.text}: costs {cost}" for each, cost in zip(shown, costs, strict=True)]
+    if (more := len(result.stragglers) - most) > 0:
+        rows[-1] += f"; and {more} more"
+    yield from listed("held up by", rows)
 
 
 def _verdict(verdict: Verdict, file: str, settings: Sequence[str]) -> Iterator[str]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpsim.errors import printable
 from ddpsim.report.changes import in_words
-from ddpsim.report.lines import command, labelled, noted_noise
+from ddpsim.report.lines import as_text, command, labelled, noted_noise
 from ddpsim.result.tuning import Tuning
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
 
-def render_tuning(tuning: Tuning, file: str, settings: Sequence[str] = ()) -> str:
+@as_text
+def render_tuning(tuning: Tuning, file: str, settings: Sequence[str] = ()) -> Iterator[str]:
     """`file` and `settings` name the scenario in the next command."""
-    return printable("\n".join(line.rstrip() for line in _lines(tuning, file, settings)))
-
-
-def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
     pick, fastest = tuning.pick, tuning.fastest
     yield f"{tuning.name[:70]}   {counted(tuning.world_size, 'rank')}"
     yield ""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
-from ddpsim.errors import printable
 from ddpsim.report.capacity.long_run import energy_lines, failure_lines, source_lines
 from ddpsim.report.capacity.next_doubling import next_doubling_lines
-from ddpsim.report.lines import command, cut, labelled, screen_width
+from ddpsim.report.lines import as_text, command, cut, labelled, listed, screen_width, warned
 from ddpsim.report.training import samples_lines, steps_in_words
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
@@ -31,9 +30,10 @@ _MORE_THAN_TWICE = 1.01
 _WHOLE_TABLE = 100  # columns
 
 
-def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> str:
+@as_text
+def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> list[str]:
     """The plan as text of at most 100 columns; `file` and `settings` as the user gave them."""
-    lines = [
+    return [
         f"{cut(plan.name, 50)}   {_work(plan.target)}",
         "",
         *_answer(plan),
@@ -47,7 +47,6 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         *_trust(plan),
         *_next(plan, file, settings),
     ]
-    return printable("\n".join(line.rstrip() for line in lines))
 
 
 def _work(target: Target) -> str:
@@ -115,8 +114,7 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
     no_room = "no size that was tried fits in memory: times are those of GPUs with more of it"
     yield from labelled("", no_room if answer.fits is False else _why(plan))
     yield from labelled("bounded by", answer.bottleneck)
-    for warning in answer.warnings:
-        yield from labelled("WARNING", warning)
+    yield from warned(answer.warnings)
     others = [size for size in plan.sizes if set(size.warnings) - set(answer.warnings)]
     if others:
         number = f"{len(others)} other size{'s have' if len(others) > 1 else ' has'} warnings"
@@ -303,10 +301,7 @@ def _trust(plan: CapacityPlan) -> Iterator[str]:
     if plan.sizes[0].nodes == 1 and plan.sizes[0].gpus_per_node < plan.sizes[-1].gpus_per_node:
         searched = f"GPUs of one node in powers of two, {searched}"
     yield from labelled("searched", searched)
-    label = "left out"
-    for out in plan.left_out:
-        yield from labelled(label, f"{', '.join(out.sizes)}: {out.reason}")
-        label = ""
+    yield from listed("left out", (f"{', '.join(o.sizes)}: {o.reason}" for o in plan.left_out))
     activations = "" if answer.fits is not None else ", activations unknown"
     yield from labelled("memory", f"{format_bytes(answer.memory_bytes)} a GPU{activations}")
     if plan.widest:

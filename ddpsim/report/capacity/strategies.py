@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ddpsim.errors import printable
 from ddpsim.report.capacity.plan import limit_in_words, size_in_words, sized
-from ddpsim.report.lines import command, labelled, named_rows
+from ddpsim.report.lines import as_text, command, labelled, listed, named_rows
 from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan
 from ddpsim.units import format_bytes, format_long_duration, format_number
 
 
-def best_strategy(name: str, plan: CapacityPlan) -> str:
+@as_text
+def best_strategy(name: str, plan: CapacityPlan) -> Iterator[str]:
     """The strategy whose plan follows, and what makes it the first."""
     if plan.target.within_s is not None:
         why = "the cheapest that is in time" if plan.met else "the fastest, as none is in time"
@@ -19,12 +19,13 @@ def best_strategy(name: str, plan: CapacityPlan) -> str:
         why = "the fastest for the money" if plan.budget else "the fastest on its GPUs"
     if plan.answer.fits is False:
         why = "none fits into memory"
-    return printable("\n".join(labelled("strategy", f"{name}: {why} of those below")))
+    return labelled("strategy", f"{name}: {why} of those below")
 
 
+@as_text
 def render_strategies(
     plans: Sequence[tuple[str, CapacityPlan | None, str]], file: str, settings: Sequence[str] = ()
-) -> str:
+) -> list[str]:
     """A row of each strategy with its answer, in the order given; then those without, and why.
 
     `file` and `settings` as the user gave them.
@@ -37,12 +38,11 @@ def render_strategies(
     lines = [*labelled("strategies", _on_which_gpus(first)), ""]
     lines += named_rows("strategy", rows, head, len(head))
     failed = [f"{name}: {problem}" for name, plan, problem in plans if not plan]
-    for label, text in zip(("impossible", *[""] * len(failed)), failed, strict=False):
-        lines += labelled(label, text)
+    lines += listed("impossible", failed)
     if first.asked_gpus is not None:
         lines += ["", *labelled("next", "how sure the differences are")]
         lines += command(file, settings, sized(first), name="compare", options=["--each-strategy"])
-    return printable("\n".join([*(line.rstrip() for line in lines), "", ""]))
+    return [*lines, "", ""]
 
 
 def _on_which_gpus(plan: CapacityPlan) -> str:

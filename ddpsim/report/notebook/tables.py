@@ -7,15 +7,14 @@ from html import escape
 
 from ddpsim.errors import printable
 from ddpsim.report.changes import interval_of, signed, signed_bytes, verdict
-from ddpsim.report.sweep import short_keys, shown_points
-from ddpsim.report.text import PARTS
+from ddpsim.report.page.tables import parts
+from ddpsim.report.sweep import figures_in_words, short_keys, shown_points
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Result
 from ddpsim.result.sweep import Point, Sweep
 from ddpsim.result.words import interval_in_words
 from ddpsim.units import (
-    format_bytes,
     format_duration,
     format_long_duration,
     format_number,
@@ -33,14 +32,13 @@ def result_table(result: Result) -> str:
 
 
 def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
-    step_s = result.iteration_time_s.mean
-    yield "step", format_duration(step_s), interval_in_words(result.prediction_interval_s)
+    step = format_duration(result.iteration_time_s.mean)
+    yield "step", step, interval_in_words(result.prediction_interval_s)
     efficiency = f"{format_percent(result.scaling_efficiency)} of one device without DDP"
     yield "throughput", f"{format_number(result.throughput_samples_per_s)} samples/s", efficiency
     yield "bottleneck", result.bottleneck.kind, result.bottleneck.text
-    for key, name in PARTS.items():
-        part_s = getattr(result.breakdown_s, key)
-        yield name, format_duration(part_s), f"{part_s / step_s:.1%} of the step"
+    for part in parts(result):
+        yield part.name, format_duration(part.time_s), f"{part.share:.1%} of the step"
     for warning in result.warnings:
         yield "warning", "", warning
 
@@ -50,26 +48,14 @@ def sweep_table(sweep: Sweep) -> str:
     points = shown_points(sweep)
     less = f", the best {len(points)}" if len(points) < len(sweep.points) else ""
     keys = short_keys([key for keys, _ in sweep.axes for key in keys])
-    head = (*keys, "GPUs", "step", "samples/s", "scaling", "exposed", "memory", "")
-    rows = [
-        (*(setting.value for setting in point.settings), *_figures(point), _mark(sweep, point))
-        for point in points
-    ]
-    return _table(f"{sweep.name}, {counted(len(sweep.points), 'point')}{less}", rows, head)
-
-
-def _figures(point: Point) -> tuple[str, ...]:
-    brief = point.brief
-    if brief is None:
-        return ("",) * 6
-    return (
-        f"{brief.world_size:,}",
-        format_duration(brief.iteration_time_s.mean),
-        format_number(brief.throughput_samples_per_s),
-        format_percent(brief.scaling_efficiency),
-        format_duration(brief.exposed_comm_s),
-        format_bytes(brief.memory_bytes_per_gpu.total),
-    )
+    names = ("GPUs", "step", "samples/s", "scaling", "exposed", "memory")
+    rows = []
+    for point in points:
+        figures = figures_in_words(point.brief) if point.brief else dict.fromkeys(names, "")
+        values = (setting.value for setting in point.settings)
+        rows.append((*values, *(figures[name] for name in names), _mark(sweep, point)))
+    title = f"{sweep.name}, {counted(len(sweep.points), 'point')}{less}"
+    return _table(title, rows, (*keys, *names, ""))
 
 
 def _mark(sweep: Sweep, point: Point) -> str:

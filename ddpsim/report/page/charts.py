@@ -160,10 +160,10 @@ def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
         "showlegend": len(series) > 1,
         "legend": LEGEND_BELOW,
         "xaxis": {
-            "title": {"text": _shown(", ".join(keys))},
+            "title": {"text": shown(", ".join(keys))},
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": [_shown(" with ".join(value)) for value in values],
+            "categoryarray": [shown(" with ".join(value)) for value in values],
         },
         "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
     }
@@ -180,7 +180,7 @@ def _line(name: str, points: Sequence[Point], moving: int, colour: str) -> dict[
         "mode": "lines+markers",
         "name": name,
         "x": [
-            _shown(" with ".join(value for _, value in point.settings[:moving])) for point in points
+            shown(" with ".join(value for _, value in point.settings[:moving])) for point in points
         ],
         "y": [step_s * 1e3 for step_s in steps_s],
         "line": {"color": colour},
@@ -242,9 +242,9 @@ def _ticks(low: float, high: float) -> dict[str, list[float]]:
 
 
 def _labels(settings: Sequence[Setting]) -> str:
-    return _shown(", ".join(map(str, settings)))
+    return shown(", ".join(map(str, settings)))
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Text that plotly does not take for tags."""
     return escape(text, quote=False)

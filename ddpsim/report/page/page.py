@@ -69,7 +69,6 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "against": words.against,
     "bucket_rows": bucket_rows,
     "bytes": format_bytes,
-    "cap_words": words.cap_words,
     "caption": words.caption,
     "count": format_number,
     "duration": format_duration,

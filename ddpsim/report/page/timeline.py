@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddpsim.report.page.looks import LOOKS, Look
-from ddpsim.report.page.words import cap_words, listed, spoken
+from ddpsim.report.page.words import listed, spoken
 from ddpsim.result.storyboard import (
     DrawnCollective,
     DrawnRank,
@@ -25,7 +25,7 @@ def timeline(board: Storyboard) -> dict[str, Any]:
             {
                 "cap": choice.cap,
                 "span_ns": span_ns([choice.step, *(rival.step for rival in board.rivals)]),
-                "words": cap_words(choice),
+                "words": choice.words,
                 "spoken": spoken(choice),
                 "ranks": [*drawn_ranks(choice.step), *map(_rival, board.rivals)],
             }

@@ -54,7 +54,7 @@ def caption(choice: CapChoice) -> Iterator[str]:
     backward_s = choice.step.backward_start_ns / NS_PER_S
     length_s = choice.step.length_ns / NS_PER_S
     yield (
-        f"With {cap_words(choice)} this step takes {format_duration(length_s)}; its backward "
+        f"With {choice.words} this step takes {format_duration(length_s)}; its backward "
         f"starts at {format_duration(backward_s)}."
     )
     for rank in choice.step.ranks:
@@ -86,18 +86,13 @@ def _ends_ns(collectives: Iterable[DrawnCollective]) -> dict[int, int]:
     return ends
 
 
-def cap_words(choice: CapChoice) -> str:
-    """A choice by the dial's value."""
-    return choice.words
-
-
 def spoken(choice: CapChoice) -> str:
     """What a screen reader says of the slider's place."""
     result = choice.result
     step, exposed = (
         format_duration(s) for s in (result.iteration_time_s.mean, result.exposed_comm_s)
     )
-    return f"{cap_words(choice)}: step {step}, {exposed} of communication exposed"
+    return f"{choice.words}: step {step}, {exposed} of communication exposed"
 
 
 def against(choice: CapChoice, own: Result) -> str:
@@ -123,8 +118,8 @@ def sweep_words(board: Storyboard) -> str:
         name = board.dial.name.lower()
         return f"The {name} makes no difference here: all steps are within 0.1 %."
     return (
-        f"Of these, {cap_words(best)} gives the shortest step, {format_duration(means[best])}, "
-        f"and {cap_words(worst)} the longest, {format_duration(means[worst])} "
+        f"Of these, {best.words} gives the shortest step, {format_duration(means[best])}, "
+        f"and {worst.words} the longest, {format_duration(means[worst])} "
         f"({means[worst] / means[best] - 1:+.1%})."
     )
 
