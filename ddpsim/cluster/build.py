@@ -225,51 +225,55 @@ def _doubt_profile(
     network: Network, measured_bytes: tuple[int, int], sent: Collection[Sent]
 ) -> Network:
     """Collectives outside the sizes that a profile was fitted to: its law goes on, with a word."""
-    low, high = measured_bytes
-    outside = [each for each in sent if not low <= each[1] <= high]
-    if not outside:
+    sizes, share = _outside(network.cost, sent, measured_bytes)
+    if share <= _TELLING:
         return network
-    times_ns = {each: duration_ns(network.cost.transfer(*each)) for each in sent}
-    if sum(times_ns[each] for each in outside) <= _TELLING * sum(times_ns.values()):
-        return network
-    known = "that the profile was fitted to"
-    warning = _outside(outside, sent, known, measured_bytes)
-    return replace(network, warnings=(*network.warnings, warning))
+    return _extrapolated(network, sizes, sent, "that the profile was fitted to", measured_bytes)
 
 
 def _outside(
-    outside: Collection[Sent], sent: Collection[Sent], known: str, measured_bytes: tuple[int, int]
-) -> str:
-    """A warning of what is sent in sizes outside of what is known."""
+    cost: CollectiveCost, sent: Collection[Sent], measured_bytes: tuple[int, int]
+) -> tuple[list[int], float]:
+    """The sizes sent that are not among those measured, rising, and their share of the time."""
     low, high = measured_bytes
-    sizes = sorted(size for _, size in outside)
+    outside = [each for each in sent if not low <= each[1] <= high]
+    if not outside:
+        return [], 0.0
+    times_ns = {each: duration_ns(cost.transfer(*each)) for each in sent}
+    share = sum(times_ns[each] for each in outside) / max(1, sum(times_ns.values()))
+    return sorted(size for _, size in outside), share
+
+
+def _extrapolated(
+    network: Network,
+    sizes: list[int],
+    sent: Collection[Sent],
+    known: str,
+    measured_bytes: tuple[int, int],
+) -> Network:
+    """The network with a warning of sizes sent that lie outside of those known."""
     are_reduced = all(operation == "all_reduce" for operation, _ in sent)
-    return (
+    low, high = map(format_bytes, measured_bytes)
+    warning = (
         f"{len(sizes)} of {len(sent)} {'all-reduce' if are_reduced else 'collective'} sizes "
         f"({format_bytes(sizes[0])} to {format_bytes(sizes[-1])}) lie outside those {known} "
-        f"({format_bytes(low)} to {format_bytes(high)}): their times are extrapolated"
+        f"({low} to {high}): their times are extrapolated"
     )
+    return replace(network, warnings=(*network.warnings, warning))
 
 
 def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent]) -> Network:
     """Collectives outside a log's sizes: the links that answer, or an extrapolation."""
-    outside = [each for each in sent if not cost.covers(each[1])]
-    if not outside:
+    sizes, share = _outside(cost, sent, cost.log.range_bytes)
+    links = network.beyond
+    if not sizes or (links and share < 0.5):
         return network
-    times_ns = {each: duration_ns(cost.transfer(*each)) for each in sent}
-    share = sum(times_ns[each] for each in outside) / max(1, sum(times_ns.values()))
-    if network.beyond:
-        if share < 0.5:
-            return network
-        links = network.beyond
+    if links:
         return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
-    (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
-    known = f"measured in {cost.log.source}"
-    warning = _outside(outside, sent, known, (low, high))
-    doubt = network.uncertainty
     if share > _TELLING:
-        doubt = at_least(EXTRAPOLATED_LOG, cost.log)
-    return replace(network, uncertainty=doubt, warnings=(*network.warnings, warning))
+        network = replace(network, uncertainty=at_least(EXTRAPOLATED_LOG, cost.log))
+    known = f"measured in {cost.log.source}"
+    return _extrapolated(network, sizes, sent, known, cost.log.range_bytes)
 
 
 def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -> Network:

@@ -208,7 +208,7 @@ class AllReduceLogCost:
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         part = self._part(operation, size_bytes)
-        if self.beyond and (part is None or not self.covers(size_bytes)):
+        if self.beyond and (part is None or not self.log.covers(size_bytes)):
             return self.beyond.transfer(operation, size_bytes)
         if operation in _ONE_WAY:
             size_bytes = max(size_bytes, self.log.samples[0][0])
@@ -232,15 +232,11 @@ class AllReduceLogCost:
         beyond = self.beyond.stretched(factor) if self.beyond else None
         return replace(self, beyond=beyond, time_factor=self.time_factor * factor)
 
-    def covers(self, size_bytes: int) -> bool:
-        """Whether a message size lies within the measured ones."""
-        return self.log.samples[0][0] <= size_bytes <= self.log.samples[-1][0]
-
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples
         if samples[0][0] <= _LATENCY_BYTES:
             size_bytes = max(size_bytes, samples[0][0])
-        if self.covers(size_bytes):
+        if self.log.covers(size_bytes):
             return interpolated_s(samples, size_bytes)
         if not self.extrapolate:
             raise InputError("cluster.all_reduce", _outside(self.log, size_bytes))
@@ -251,7 +247,7 @@ class AllReduceLogCost:
 
 
 def interpolated_s(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
-    """Of a log's (bytes, seconds), in the logarithms of both; the size is within them."""
+    """Between (bytes, seconds) of a log, in the logarithms of both; the size is within them."""
     for (low, low_s), (high, high_s) in pairwise(samples):
         if low <= size_bytes <= high:
             part = math.log(size_bytes / low) / math.log(high / low)
@@ -260,10 +256,9 @@ def interpolated_s(samples: Sequence[tuple[int, float]], size_bytes: int) -> flo
 
 
 def _outside(log: AllReduceLog, size_bytes: int) -> str:
-    low, high = log.samples[0][0], log.samples[-1][0]
     return (
         f"a message of {format_bytes(size_bytes)} lies outside the sizes measured in {log.source} "
-        f"({format_bytes(low)} to {format_bytes(high)}); measure that size, send other sizes "
+        f"({log.range_in_words}); measure that size, send other sizes "
         "(ddp.bucket_cap_mb, or ddp.fully_shard's units), state intra_node and inter_node links "
         "for it, or set run.allow_extrapolation: true"
     )

@@ -41,8 +41,7 @@ class CheckedLog:
     def source(self) -> str:
         """The file, its sizes, and how far its two times of a size vary."""
         log = self.log
-        low, high = log.samples[0][0], log.samples[-1][0]
-        said = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
+        said = f"{log.source} ({log.kind}), {log.range_in_words}"
         if log.spread and log.spread > LOG.sigma:
             said += f"; in place and out of place vary by {100 * log.spread:.0f} %"
         return said
@@ -144,11 +143,10 @@ class ShardLogCost:
             return WholeTransfer(0, to_ns(time_s * self.time_factor))
         if operation in self.others.operations:
             return self.others.transfer(operation, size_bytes)
-        low, high = self.log.samples[0][0], self.log.samples[-1][0]
         raise InputError(
             f"cluster.{operation}",
             f"{format_bytes(size_bytes)} lies outside the sizes measured in {self.log.source} "
-            f"({format_bytes(low)} to {format_bytes(high)}), and nothing else tells of it; measure "
+            f"({self.log.range_in_words}), and nothing else tells of it; measure "
             "that size, or state intra_node and inter_node links for it",
         )
 
@@ -159,8 +157,7 @@ class ShardLogCost:
 
     def covers(self, operation: Operation, size_bytes: int) -> bool:
         """Whether such a message lies within the measured ones."""
-        samples = self.log.samples
-        return operation == self.operation and samples[0][0] <= size_bytes <= samples[-1][0]
+        return operation == self.operation and self.log.covers(size_bytes)
 
 
 def with_shard_logs(network: Network, scenario: Scenario) -> Network:

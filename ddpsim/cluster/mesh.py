@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
@@ -99,25 +99,23 @@ def with_sent_in_groups(
 
     It is as uncertain as that of the group which sends longest. `knowing`: one network's.
     """
-    known, provenance, spent_ns = [], list(network.provenance), {}
-    for group, plain in network.groups:
-        own = sorted((operation, size) for of, operation, size in sent if of == group)
-        part = knowing(plain, own)
-        known.append((group, part))
+    known, provenance, spent_ns = {}, list(network.provenance), {}
+    of_group = defaultdict[ProcessGroup, list[Sent]](list)
+    for group, operation, size in sorted(sent):
+        if group != "world" or operation in TURNS:
+            of_group[group].append((operation, size))
+    plain = dict(network.groups)
+    if of_group["world"]:
+        plain["world"] = replace(network, cost=cost_of(network.cost, "world"))
+    for group, own in plain.items():
+        part = known[group] = knowing(own, of_group[group])
         provenance += [entry for entry in part.provenance if entry not in provenance]
-        spent_ns[group] = sum(duration_ns(part.cost.transfer(*each)) for each in own)
-    among_all = sorted((of, size) for group, of, size in sent if group == "world" and of in TURNS)
-    if among_all:
-        whole = knowing(replace(network, cost=cost_of(network.cost, "world")), among_all)
-        known.append(("world", whole))
-        provenance += [entry for entry in whole.provenance if entry not in provenance]
-        spent_ns["world"] = sum(duration_ns(whole.cost.transfer(*each)) for each in among_all)
-    longest = dict(known)[max(spent_ns, key=lambda group: spent_ns[group])]
+        spent_ns[group] = sum(duration_ns(part.cost.transfer(*each)) for each in of_group[group])
     return replace(
         network,
-        groups=tuple(each for each in known if each[0] != "world"),
+        groups=tuple(each for each in known.items() if each[0] != "world"),
         provenance=tuple(provenance),
-        uncertainty=longest.uncertainty,
+        uncertainty=known[max(spent_ns, key=lambda group: spent_ns[group])].uncertainty,
     )
 
 

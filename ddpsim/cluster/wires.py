@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
@@ -22,6 +22,7 @@ from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, LinkKin
 from ddpsim.units import format_bytes_per_s, format_duration
 
 Kind = Literal["intra_node", "inter_node"]
+_Links = TypeVar("_Links", IntraNode, InterNode)
 NicRate = Callable[[InterNode], float]
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
 _SLOTS_GB_PER_S = [rate / 1e9 for rate in SLOT_BYTES_PER_S.values()]
@@ -131,7 +132,8 @@ class Wires:
         Source: nccl src/init.cc, which takes the least of all ranks. It does not see weak links.
         """
         architecture, environment = cluster.device.architecture, self.environment
-        intra, inter = _slowest_inside(cluster, self.intra), _slowest_outside(cluster, self.inter)
+        intra = _slowest(cluster, "intra_node", self.intra)
+        inter = _slowest(cluster, "inter_node", self.inter)
         path, rate = "nvlink", 0.0
         if intra:
             rate = rate_of(intra) / 1e9
@@ -257,19 +259,15 @@ def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None
     return usual.model_copy(update=own.said)
 
 
-def _slowest_inside(cluster: Cluster, usual: IntraNode | None) -> IntraNode | None:
-    """Of all nodes' links inside; None where a node has one GPU."""
-    others = [_own(cluster, node, "intra_node") for node in cluster.other_nodes or {}]
-    known = [usual, *(own for own in others if isinstance(own, IntraNode))] if usual else []
-    return min((link for link in known if link), key=rate_of, default=None)
-
-
-def _slowest_outside(cluster: Cluster, usual: InterNode | None) -> InterNode | None:
-    """Of all nodes' networks, by their NICs together; None where there is one node."""
-    others = [_own(cluster, node, "inter_node") for node in cluster.other_nodes or {}]
-    known = [usual, *(own for own in others if isinstance(own, InterNode))] if usual else []
-    together = (link for link in known if link)
-    return min(together, key=lambda link: link.nics_per_node * rate_of(link), default=None)
+def _slowest(cluster: Cluster, key: Kind, usual: _Links | None) -> _Links | None:
+    """The slowest links of all nodes, a network's by its NICs together; None without `usual`."""
+    if usual is None:
+        return None
+    known = [usual]
+    for node in cluster.other_nodes or {}:
+        own = _own(cluster, node, key)
+        known += [own] if isinstance(own, type(usual)) else []
+    return min(known, key=lambda link: getattr(link, "nics_per_node", 1) * rate_of(link))
 
 
 def _node_rate(link: IntraNode | InterNode, nodes: int, nic: NicRate) -> float:

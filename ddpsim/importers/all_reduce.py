@@ -28,7 +28,7 @@ from ddpsim.importers.nccl.tests_log import read_json, read_text_log
 from ddpsim.importers.osu import is_of_osu, read_osu
 from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.units import format_bytes_per_s, format_duration
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
@@ -79,6 +79,21 @@ class AllReduceLog:
         """The sizes at which in place and out of place differ by more than 1.5 x."""
         told = self._ratios().items()
         return tuple(size for size, ratio in told if max(ratio, 1 / ratio) > _FAR_APART)
+
+    @property
+    def range_bytes(self) -> tuple[int, int]:
+        """The least and the largest size measured."""
+        return self.samples[0][0], self.samples[-1][0]
+
+    @property
+    def range_in_words(self) -> str:
+        """The least and the largest size measured: "1 KiB to 1 GiB"."""
+        return " to ".join(map(format_bytes, self.range_bytes))
+
+    def covers(self, size_bytes: int) -> bool:
+        """Whether a message size lies within the measured ones."""
+        low, high = self.range_bytes
+        return low <= size_bytes <= high
 
     def _ratios(self) -> dict[int, float]:
         other = dict(self.out_of_place)
