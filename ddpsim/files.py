@@ -109,9 +109,10 @@ def _is_deep(value: Any) -> bool:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file whole: a reader sees the old or the new one. Raises OSError with its name.
 
-    A link stays one, to the new file; what is no file, such as /dev/null, is only written to.
+    Text is UTF-8, and what that lacks is escaped. A link stays one, to the new file; what is no
+    file, such as /dev/null, is only written to.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return

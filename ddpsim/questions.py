@@ -243,7 +243,7 @@ def write_report(
 
     path = Path(output)
     board = storyboard(_document(source, settings), against=tuple(against))
-    write_atomically(path, page(board).encode("utf-8", "backslashreplace"))
+    write_atomically(path, page(board))
     return path
 
 

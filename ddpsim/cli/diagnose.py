@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import File, Settings, app
+from ddpsim.cli.typer_app import File, Settings, app, input_errors
 
 
 @app.command(rich_help_panel="Predict")
@@ -77,31 +77,26 @@ def diagnose(
     """
     from ddpsim.cli.waiting import waiting
     from ddpsim.diagnosis.diagnose import diagnose
-    from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.prediction.api import load_scenario
     from ddpsim.report.diagnosis import render_diagnosis
 
     scenario = load_scenario(file, settings or ())
-    try:
-        with waiting("no cause is ruled out"):
-            found = diagnose(
-                scenario,
-                measured,
-                without_sync=without_sync,
-                exposed=exposed,
-                data_wait=data_wait,
-                all_reduce=all_reduce,
-                nccl_log=nccl_log,
-                traces=traces,
-            )
-    except InputError as error:
-        if "." in error.key:  # of the scenario
-            raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
-        name = error.key.replace("_", "-")
-        own = name in ("measured", "nccl-log", "traces")
-        option = f"--{name}" if own else f"--measured-{name}"
-        raise typer.BadParameter(error.message, param_hint=option) from None
+    with input_errors(file=file, spelt=_option), waiting("no cause is ruled out"):
+        found = diagnose(
+            scenario,
+            measured,
+            without_sync=without_sync,
+            exposed=exposed,
+            data_wait=data_wait,
+            all_reduce=all_reduce,
+            nccl_log=nccl_log,
+            traces=traces,
+        )
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
         print(render_diagnosis(found, str(file), settings or ()))
+
+
+def _option(name: str) -> str:
+    return f"--{name}" if name in ("measured", "nccl-log", "traces") else f"--measured-{name}"

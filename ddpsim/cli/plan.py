@@ -227,7 +227,6 @@ def plan(
     ddpsim plan gpt2.yaml --target "300B tokens in 30 days with 90 % certainty" --mtbf "50000 h"
     """
     from ddpsim.cli.waiting import waiting
-    from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity_plan.each_strategy import StrategyPlan, plan_each_strategy
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
@@ -258,26 +257,10 @@ def plan(
         pue=pue,
         co2_g_per_kwh=carbon,
     )
-    try:
-        with waiting("no plan is chosen"):
-            if strategies:
-                each = plan_each_strategy(document, question)
-            found = next((best.plan for best in each if best.plan), None) or question(scenario)
-    except InputError as error:
-        if error.key not in (
-            "target",
-            "budget",
-            "global_batch",
-            "max_gpus",
-            "critical_batch",
-            "steps_by_batch",
-            "each_strategy",
-            "pue",
-            "carbon",
-        ):
-            raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
-        hint = f"--{error.key.replace('_', '-')}"
-        raise typer.BadParameter(error.message, param_hint=hint) from None
+    with input_errors(file=file, spelt="--{}".format), waiting("no plan is chosen"):
+        if strategies:
+            each = plan_each_strategy(document, question)
+        found = next((best.plan for best in each if best.plan), None) or question(scenario)
     taken = each[0].settings if each else ()
     text = render_plan(found, str(file), (*settings, *taken))
     if page:

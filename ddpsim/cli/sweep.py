@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpsim.result.sweep import Sweep
     from ddpsim.scenario.document import Document
 
-from ddpsim.cli.typer_app import File, app, once_each
+from ddpsim.cli.typer_app import File, app, check_output, once_each
 
 
 @app.command(rich_help_panel="Plan")
@@ -89,7 +89,7 @@ def sweep(
     if resume and output is None:
         raise typer.BadParameter("resume what? Name the same -o FILE again", param_hint="--resume")
     document = load(file)
-    write = None if output is None else _sweep_writer(output, document)
+    write = None if output is None else _sweep_writer(output, file, document)
     grid = Grid.of(settings or (), axis or ())
     if not grid.axes:
         raise typer.BadParameter(
@@ -117,7 +117,7 @@ def _written(write: Callable[[Sweep], None], found: Sweep) -> None:
         ) from None
 
 
-def _sweep_writer(output: Path, document: Document) -> Callable[[Sweep], None]:
+def _sweep_writer(output: Path, file: Path, document: Document) -> Callable[[Sweep], None]:
     """How to write a sweep to a file, by its suffix, known to work before the sweep begins."""
     from ddpsim.files import write_atomically
     from ddpsim.report.sweep import render_csv, render_parquet
@@ -137,23 +137,19 @@ def _sweep_writer(output: Path, document: Document) -> Callable[[Sweep], None]:
         raise typer.BadParameter(
             f"{output.name!r} ends in none of {', '.join(formats)}, .html", param_hint="-o"
         )
-    if output.is_dir():
-        raise typer.BadParameter(f"{output} is a folder; name a file", param_hint="-o")
-    if not output.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
+    check_output(output, file)
     return lambda found: write_atomically(output, formats[output.suffix](found))
 
 
-def _drawer(document: Document) -> Callable[[Sweep], bytes]:
+def _drawer(document: Document) -> Callable[[Sweep], str]:
     from ddpsim.planning.sweeps.sweep import with_intervals
     from ddpsim.report.page.answers import answer_page
     from ddpsim.report.page.charts import sweep_charts
     from ddpsim.report.sweep import render_sweep
 
-    def page(found: Sweep) -> bytes:
+    def page(found: Sweep) -> str:
         surer = with_intervals(document, found)
-        written = answer_page(surer.name, sweep_charts(surer), render_sweep(surer))
-        return written.encode("utf-8", "backslashreplace")
+        return answer_page(surer.name, sweep_charts(surer), render_sweep(surer))
 
     return page
 

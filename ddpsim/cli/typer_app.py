@@ -196,16 +196,26 @@ def write_page(output: Path, name: str, charts: Iterable[Chart], text: str) -> N
     from ddpsim.files import write_atomically
     from ddpsim.report.page.answers import answer_page
 
-    write_atomically(output, answer_page(name, charts, text).encode("utf-8", "backslashreplace"))
+    write_atomically(output, answer_page(name, charts, text))
     print(f"wrote {output}", file=sys.stderr)
 
 
 @contextmanager
-def input_errors(option: str | None = None) -> Iterator[None]:
-    """Inputs that do not fit end with exit code 2; `option` is named, or else the error's key."""
-    from ddpsim.errors import InputError
+def input_errors(
+    option: str | None = None, file: Path | None = None, spelt: Callable[[str], str] = str
+) -> Iterator[None]:
+    """Inputs that do not fit end with exit code 2; `option` is named, or else the error's key.
+
+    A key of the scenario `file` is told as an error in it, any other as `spelt` on a command line.
+    """
+    from ddpsim.errors import InputError, Problem, ScenarioError
 
     try:
         yield
     except InputError as error:
-        raise typer.BadParameter(error.message, param_hint=option or error.key) from None
+        from ddpsim.scenario.schema import Scenario
+
+        if file and error.key.partition(".")[0] in Scenario.model_fields:
+            raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
+        hint = option or spelt(error.key.replace("_", "-") if file else error.key)
+        raise typer.BadParameter(error.message, param_hint=hint) from None
