@@ -40,23 +40,28 @@ _LONGEST_S = 1e6  # of what a round measures: days
 _NEVER_ZERO = ("whole_s", "backward_s", "beside_s", "layers_s", "samples_s")
 
 
-class RoundOptions(Part):
-    """What to measure, and how long."""
+class ModelOptions(Part):
+    """A model that ranks of a job step."""
 
-    output: FileName = Field(description="the rounds, JSON")
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.model.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
-    variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
     optimizer: OptimizerName = Field("sgd", description="a class of torch.optim")
     fused: bool = Field(default=False, description="the optimizer's fused implementation")
-    find_unused_parameters: bool = Field(default=False, description="as DDP, in every variant")
-    rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
-    budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
-    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
     timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
     comm_first: bool = Field(
         default=False, description="gloo's threads before compute, if permitted"
     )
+
+
+class RoundOptions(ModelOptions):
+    """What to measure, and how long."""
+
+    output: FileName = Field(description="the rounds, JSON")
+    variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+    find_unused_parameters: bool = Field(default=False, description="as DDP, in every variant")
+    rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
+    budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
 
 
 class Parameter(Part):

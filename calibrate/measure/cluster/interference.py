@@ -38,6 +38,14 @@ def _side_stream(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
+def pieces_alone(unit: Unit, count: int, clock: Clock) -> Lap:
+    """So many pieces of compute with nothing beside them."""
+    start = clock.mark()
+    for i in range(count):
+        unit(i)
+    return Lap(start, clock.mark(), count)
+
+
 def pieces_beside(
     unit: Unit, works: Sequence[dist.Work], clock: Clock, device: torch.device
 ) -> Lap:
@@ -89,10 +97,7 @@ class InterferenceRound:
         return laps
 
     def _compute(self) -> list[Lap]:
-        start = self._clock.mark()
-        for i in range(self._units):
-            self._unit(i)
-        return [Lap(start, self._clock.mark(), self._units)]
+        return [pieces_alone(self._unit, self._units, self._clock)]
 
     def _one_by_one(self) -> list[Lap]:
         start = self._start()
@@ -207,10 +212,7 @@ class BesideAllReduces:
 
     def _layers(self) -> Lap:
         self._begin()
-        start = self._clock.mark()
-        for i in range(self._units):
-            self._unit(i)
-        return Lap(start, self._clock.mark(), self._units)
+        return pieces_alone(self._unit, self._units, self._clock)
 
     def _layers_beside(self) -> Lap:
         self._begin()

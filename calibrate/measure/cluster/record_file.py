@@ -28,7 +28,7 @@ class RecordFile:
             try:
                 record = self._load()
             except OSError as error:
-                raise self._unwritten(error) from None
+                raise unwritten(self._options.output, error) from None
             self._write(record)
             return record
 
@@ -58,19 +58,20 @@ class RecordFile:
         try:
             save_json(record, self._options.output)
         except OSError as error:
-            raise self._unwritten(error) from None
+            raise unwritten(self._options.output, error) from None
 
-    def _unwritten(self, error: OSError) -> MeasureError:
-        path = self._options.output
-        is_full = error.errno in _NO_ROOM
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        begin = f"{path} cannot be written: {reason}"
-        if not _is_there(path):
-            return MeasureError(f"{begin}: {'make room, or ' * is_full}name another file")
-        mend = "make room" if is_full else "mend that"
-        return MeasureError(
-            f"{begin}. Its last whole version is as it was; {mend} and go on with --resume"
-        )
+
+def unwritten(path: Path, error: OSError) -> MeasureError:
+    """Why a record cannot be written, and what to do."""
+    is_full = error.errno in _NO_ROOM
+    reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+    begin = f"{path} cannot be written: {reason}"
+    if not _is_there(path):
+        return MeasureError(f"{begin}: {'make room, or ' * is_full}name another file")
+    mend = "make room" if is_full else "mend that"
+    return MeasureError(
+        f"{begin}. Its last whole version is as it was; {mend} and go on with --resume"
+    )
 
 
 def is_free(path: Path, schema: str, *, resume: bool) -> bool:

@@ -120,20 +120,14 @@ def _broadcast(task: Task, job: Job) -> Round:
     return _collective(task, job, lambda: dist.broadcast(data, root, group=group))
 
 
-def _reduce_scatter(task: Task, job: Job) -> Round:
-    """`size_bytes` is what each rank puts in: the whole, as nccl-tests count it."""
+def _sharded(task: Task, job: Job) -> Round:
+    """`size_bytes` is what each rank puts in or gets out: the whole, as nccl-tests count it."""
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     part = floats_of(task.first.size_bytes // ranks, job)
     whole = floats_of(4 * part.numel() * ranks, job)
+    if task.first.kind == "all_gather":
+        return _collective(task, job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
     return _collective(task, job, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
-
-
-def _all_gather(task: Task, job: Job) -> Round:
-    """`size_bytes` is what each rank gets out: the whole, as nccl-tests count it."""
-    group, ranks = job.group(task.team.ranks), len(task.team.ranks)
-    part = floats_of(task.first.size_bytes // ranks, job)
-    whole = floats_of(4 * part.numel() * ranks, job)
-    return _collective(task, job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
 
 
 def _point_to_point(task: Task, job: Job) -> Round:
@@ -348,8 +342,8 @@ def copies_in_round(task: Task, job: Job) -> Round:
 _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
+    "reduce_scatter": _sharded,
+    "all_gather": _sharded,
     "point_to_point": _point_to_point,
     "device_copy": _device_copy,
     "device_cast": _device_cast,

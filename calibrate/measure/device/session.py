@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from calibrate.files import check_writable, save_json
-from calibrate.measure.cluster.record_file import is_free
+from calibrate.measure.cluster.record_file import is_free, unwritten
 from calibrate.measure.device.bench import Bench, supported_rates
 from calibrate.measure.device.kernels import convolution, launch, memory, optimizer, product
 from calibrate.measure.device.plan import device_plan
@@ -61,7 +61,7 @@ _RUNNERS: dict[Kind, Callable[[Case, Bench], DeviceMeasurement]] = {
     "sync_batch_norm": sync_batch_norm,
     "grad_scaler": grad_scaler,
 }
-_COMPILE_S = {True: 60.0, False: 60.0}  # of a model, on a GPU and on a CPU; as seen: 20 to 50 s
+_COMPILE_S = 60.0  # of a model, on a GPU and on a CPU; as seen: 20 to 50 s
 _ONCE: tuple[Kind, ...] = ("compile", "ddp", "sync_batch_norm", "grad_scaler")
 _BEFORE_TRACE: tuple[Kind, ...] = (
     *("launch", "product", "convolution", "memory", "optimizer", "step"),
@@ -193,7 +193,7 @@ class _Session:
         if not case.model:
             return 0.0
         best = max((m.flops / m.best_s() for m in self._record.of("product")), default=0.0)
-        compile_s = _COMPILE_S[self._bench.on_gpu] if case.kind == "compile" else 0.0
+        compile_s = _COMPILE_S if case.kind == "compile" else 0.0
         if not best:
             return compile_s
         return compile_s + _PASSES_OF_CASE * _flops(case) / (_REACHED * best)
@@ -285,7 +285,4 @@ class DeviceRecordFile:
         try:
             save_json(record, self._path)
         except OSError as error:
-            raise MeasureError(
-                f"{self._path} cannot be written: {error.strerror}. Its last whole version is as "
-                "it was; mend that, and go on with --resume"
-            ) from None
+            raise unwritten(self._path, error) from None

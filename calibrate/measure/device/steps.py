@@ -132,7 +132,7 @@ def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:
         bare = _stepper(case, timed)
         wrapped = _stepper(case, timed, DistributedDataParallel)
         found = _in_turns(bare, wrapped, bench.steps, _WARMUPS_OF_DDP if bench.on_gpu else 3)
-    return DeviceMeasurement(case=case, samples_s=_named(("bare", "wrapped"), found))
+    return _pairs(case, ("bare", "wrapped"), found)
 
 
 def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -145,10 +145,7 @@ def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
     batch, channels, side = case.shape
     images = torch.rand(batch, channels, side, side, device=bench.device, requires_grad=True)
     weight, bias = (torch.ones(channels, device=bench.device, requires_grad=True) for _ in "wb")
-    mean, var = (
-        torch.zeros(channels, device=bench.device),
-        torch.ones(channels, device=bench.device),
-    )
+    mean, var = (make(channels, device=bench.device) for make in (torch.zeros, torch.ones))
 
     def run(norm: Callable[..., Tensor], *last: object) -> float:
         bench.wall.finish()
@@ -165,7 +162,7 @@ def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
             (run(F.batch_norm, *plain), run(SyncBatchNorm.apply, *synced))
             for _ in range(_WARMUPS + 2 * bench.samples)
         ][_WARMUPS:]
-    return DeviceMeasurement(case=case, samples_s=_named(("plain", "synced"), pairs))
+    return _pairs(case, ("plain", "synced"), pairs)
 
 
 def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -175,7 +172,7 @@ def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
     scaler = torch.amp.GradScaler(bench.device.type, init_scale=1.0)
     scaled = replace(_stepper(case, timed), scaler=scaler)
     found = _in_turns(plain, scaled, bench.steps, _WARMUPS)
-    return DeviceMeasurement(case=case, samples_s=_named(("plain", "scaled"), found))
+    return _pairs(case, ("plain", "scaled"), found)
 
 
 def _in_turns(
@@ -188,10 +185,11 @@ def _in_turns(
     return [(seconds(a[0], a[-1]), seconds(b[0], b[-1])) for a, b in pairs]
 
 
-def _named(
-    names: tuple[str, str], pairs: list[tuple[float, float]]
-) -> dict[str, tuple[float, ...]]:
-    return dict(zip(names, zip(*pairs, strict=True), strict=True))
+def _pairs(
+    case: Case, names: tuple[str, str], pairs: list[tuple[float, float]]
+) -> DeviceMeasurement:
+    samples_s = dict(zip(names, zip(*pairs, strict=True), strict=True))
+    return DeviceMeasurement(case=case, samples_s=samples_s)
 
 
 def compiled(case: Case, bench: Bench) -> DeviceMeasurement:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from calibrate.capture.document import render
-from calibrate.files import FileName, Part, check_writable, rescued
+from calibrate.files import FileName, check_writable, rescued
 from calibrate.measure.cluster.interference import BesideAllReduces
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import keep_freed_memory
@@ -52,7 +52,7 @@ from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.job import Job, taking_part
 from calibrate.measure.ranks.launch import local, run_rank
 from calibrate.measure.ranks.process_group import process_group
-from calibrate.records.rounds import OptimizerName
+from calibrate.records.rounds import ModelOptions, OptimizerName
 from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
@@ -68,22 +68,14 @@ _NO_EXPONENT = (
 )
 
 
-class ProfileOptions(Part):
+class ProfileOptions(ModelOptions):
     """What to profile, on one device or by the ranks of a job together."""
 
     output: FileName = Field(description="the profile, which the first rank writes")
-    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.model.training`")
-    batch: int | None = Field(None, ge=1, description="default: the function's own")
     iterations: int = Field(30, ge=1)
     device: str = Field("auto", description="of one; ranks have their own")
-    optimizer: OptimizerName = "sgd"
-    fused: bool = False
     threads: int = Field(1, ge=1, description="of one CPU")
     scale: tuple[str, str] | None = Field(None, description="from one device preset to another")
-    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
-    comm_first: bool = Field(
-        default=False, description="gloo's threads before compute, if permitted"
-    )
 
 
 def profile(
@@ -178,17 +170,8 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     def keep(document: Document) -> None:
         _first_does(job, lambda: write_profile(scaled(document), options.output))
 
-    document = profile(
-        options.model,
-        batch=options.batch,
-        iterations=options.iterations,
-        device=options.device,
-        optimizer=options.optimizer,
-        fused=options.fused,
-        threads=options.threads,
-        job=job,
-        keep=keep,
-    )
+    measured = {"batch", "iterations", "device", "optimizer", "fused", "threads"}
+    document = profile(options.model, **options.model_dump(include=measured), job=job, keep=keep)
     keep(document)
     return scaled(document)
 

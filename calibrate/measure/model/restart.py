@@ -6,7 +6,7 @@ Checkpoints are those of torch.distributed.checkpoint, of the model under DDP wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -19,26 +19,23 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.files import Part
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, batch_of, compute_threads, prepare
 from calibrate.measure.ranks.job import Job, taking_part
 from calibrate.measure.ranks.launch import local, run_rank
-from calibrate.records.rounds import OptimizerName
+from calibrate.records.rounds import ModelOptions, OptimizerName
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 _LATER_STEPS = 3
+_NAMES = ("sync", "async")  # of checkpoints
 _NOTHING_KEPT = "Nothing was kept."
 
 
-class RestartOptions(Part):
+class RestartOptions(ModelOptions):
     """The model, as MODULE:FUNCTION, and the folder that checkpoints are written to."""
 
-    model: str
     path: Path
-    batch: int | None = None
     optimizer: OptimizerName = "adamw"
-    fused: bool = False
     timeout_s: float = 300.0
 
 
@@ -66,7 +63,7 @@ def measure_restart(options: RestartOptions) -> None:
             slowest = [max(each) for each in zip(*job.numbers(times), strict=True)]
             if job.rank == 0:
                 size_bytes = sum(f.stat().st_size for f in (folder / "sync").rglob("*"))
-                print("\n".join(_told(job.world_size, size_bytes, *slowest)), flush=True)
+                print("\n".join(_told(job.world_size, size_bytes, slowest)), flush=True)
         finally:
             job.barrier()
             if job.rank == 0:
@@ -75,8 +72,8 @@ def measure_restart(options: RestartOptions) -> None:
 
 def measure_restart_locally(ranks: int, options: RestartOptions) -> None:
     """Measure a restart and checkpoints by `ranks` ranks that are started on this machine."""
-    asked = options.model_dump_json()
-    local(ranks, "calibrate.measure.model.restart", asked, kept=_NOTHING_KEPT)
+    job = options.model_dump_json()
+    local(ranks, "calibrate.measure.model.restart", job, kept=_NOTHING_KEPT)
 
 
 def _make(folder: Path) -> None:
@@ -112,47 +109,25 @@ def _checkpoints(job: Job, training: Training, folder: Path) -> tuple[float, flo
     weights, moments = get_state_dict(training.model, training.optimizer)
     state = {"model": weights, "optimizer": moments}
 
-    def write() -> None:
-        save(state, checkpoint_id=folder / "sync", process_group=talk)
-
-    sync_s, waiting = _timed_s(job, write), list[Any]()
-
-    def begin() -> None:
-        waiting.append(async_save(state, checkpoint_id=folder / "async", process_group=talk))
-
-    stall_s = _timed_s(job, begin)
+    written, begun = ({"checkpoint_id": folder / name, "process_group": talk} for name in _NAMES)
+    sync_s, waiting = _timed_s(job, lambda: save(state, **written)), list[Any]()
+    stall_s = _timed_s(job, lambda: waiting.append(async_save(state, **begun)))
     began = time.perf_counter()
     waiting[0].result()
     safe_s = time.perf_counter() - began
-
-    def read() -> None:
-        load(state, checkpoint_id=folder / "sync", process_group=talk)
-
-    return sync_s, stall_s, safe_s, _timed_s(job, read)
+    return sync_s, stall_s, safe_s, _timed_s(job, lambda: load(state, **written))
 
 
-def _told(
-    ranks: int,
-    size_bytes: int,
-    group_s: float,
-    ready_s: float,
-    first_s: float,
-    later_s: float,
-    sync_s: float,
-    stall_s: float,
-    safe_s: float,
-    load_s: float,
-) -> list[str]:
-    """Times, and what to write into a scenario."""
-    rate = format_bytes_per_s(size_bytes / sync_s)
-    ready, loaded = format_duration(ready_s), format_duration(load_s)
-    stall, safe = format_duration(stall_s), format_duration(safe_s)
+def _told(ranks: int, size_bytes: int, times_s: Sequence[float]) -> list[str]:
+    """Times, as they were measured one after the other, and what to write into a scenario."""
+    rate = format_bytes_per_s(size_bytes / times_s[4])
+    group, ready, first, later, sync, stall, safe, loaded = map(format_duration, times_s)
     rows = {
-        "process group": f"{format_duration(group_s)}, until {ranks} ranks have reduced once",
-        "first step": f"{format_duration(first_s)}, later ones {format_duration(later_s)}",
+        "process group": f"{group}, until {ranks} ranks have reduced once",
+        "first step": f"{first}, later ones {later}",
         "ready": f"{ready}, with the model and its first step",
         "checkpoint": f"{format_bytes(size_bytes)} of all ranks",
-        "synchronous": f"{format_duration(sync_s)}, {rate}",
+        "synchronous": f"{sync}, {rate}",
         "asynchronous": f"{stall} of stall, and {safe} more until it is safe",
         "load": loaded,
     }
