@@ -14,6 +14,7 @@ from calibrate.fit.estimates import (
     mad_sigma,
     median_time,
     pooled,
+    repeated_sigma,
     shifted,
     usual_time,
 )
@@ -69,7 +70,10 @@ def fit_overheads(records: Sequence[Record]) -> Overheads:
             for rank in NARROW_RANKS
             if (rate := _rate(_times(records, "narrow_products", f"rank {rank}", passes=3)))
         ),
-        sigma=_sigma([copy, compress, decompress, *copies_in.values()]),
+        sigma=repeated_sigma(
+            [time.value for time in same]
+            for same in (copy, compress, decompress, *copies_in.values())
+        ),
     )
 
 
@@ -208,15 +212,6 @@ def _rate(times: Sequence[Fitted]) -> Fitted | None:
 def _a_second(time: Fitted) -> Fitted:
     rate = 1 / time.value
     return Fitted(value=rate, stderr=time.times(rate**2).stderr)
-
-
-def _sigma(groups: Sequence[Sequence[Fitted]]) -> float | None:
-    """Standard deviation of the logarithm of what was measured more than once, pooled."""
-    logs = [np.log([time.value for time in group]) for group in groups if len(group) > 1]
-    if not logs:
-        return None
-    squares = sum(float(((log - log.mean()) ** 2).sum()) for log in logs)
-    return float(np.sqrt(squares / sum(len(log) - 1 for log in logs)))
 
 
 def _rank_sigma(medians: Floats) -> float:

@@ -150,6 +150,15 @@ def mad_sigma(values: Floats) -> float:
     return float(_SIGMA_PER_MAD * np.median(np.abs(values - np.median(values))))
 
 
+def repeated_sigma(groups: Iterable[Sequence[float]]) -> float | None:
+    """The standard deviation of the logarithm of what was measured more than once, pooled."""
+    logs = [np.log(group) for group in groups if len(group) > 1]
+    if not logs:
+        return None
+    squares = sum(float(((log - log.mean()) ** 2).sum()) for log in logs)
+    return math.sqrt(squares / sum(len(log) - 1 for log in logs))
+
+
 def adding_up(medians_s: Iterable[float], whole_s: float) -> list[float]:
     """Seconds of the parts that `whole_s`, the median iteration, has: in the ratio of their own.
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.files import name_as_text
+from calibrate.fit.estimates import repeated_sigma
 from calibrate.fit.solve import Floats
 from calibrate.records.record import Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
@@ -137,15 +138,10 @@ def _rms(errors: Sequence[float], samples: Sequence[Sample]) -> float:
 
 
 def _repeated(samples: Sequence[Sample]) -> float | None:
-    """Pooled standard deviation of the logarithms of what was measured more than once."""
     times: dict[Point, list[float]] = defaultdict(list)
     for sample in samples:
-        times[sample.point].append(math.log(sample.time_s))
-    again = [logs for logs in times.values() if len(logs) > 1]
-    if not again:
-        return None
-    squares = sum(float(np.var(logs)) * len(logs) for logs in again)
-    return math.sqrt(squares / sum(len(logs) - 1 for logs in again))
+        times[sample.point].append(sample.time_s)
+    return repeated_sigma(times.values())
 
 
 def _left_out(model: AllReduceModel, one: Sample, samples: Sequence[Sample]) -> float:
