@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibrate.validate.report import Case, Sweep, Validation
-from calibrate.validate.summary import headlines, warnings
+from calibrate.validate.summary import PARTS, headlines, milliseconds, warnings
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.report.page.shell import render
 
@@ -59,7 +59,6 @@ _LAYOUT = {
     "margin": {"l": 60, "r": 15, "t": 30, "b": 60},
 }
 _COLOURS = tuple(OKABE_ITO)
-_PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
 
 
 def page(validation: Validation) -> str:
@@ -72,7 +71,7 @@ def page(validation: Validation) -> str:
         {"figures": {name: _figure(drawing) for name, drawing in drawings.items()}},
         {
             "bad": _bad,
-            "ms": _ms,
+            "ms": milliseconds,
             "percent": lambda share: f"{share:.1%}",
             "signed": lambda share: f"{share:+.1%}",
             "title_of": _title,
@@ -81,7 +80,7 @@ def page(validation: Validation) -> str:
         headlines=list(headlines(validation)),
         warnings=warnings(validation),
         sweeps=validation.sweeps,
-        parts=_PARTS,
+        parts=PARTS,
     )
 
 
@@ -93,13 +92,6 @@ def _figure(drawing: Any) -> Any:
     figure = json.loads(text)
     del figure["layout"]["template"]  # the page has its own look
     return figure
-
-
-def _ms(seconds: float | None) -> str:
-    """Milliseconds, of short ones the digits that tell; a dash: not measured."""
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
 def _rate(sweep: Sweep) -> str:

@@ -96,26 +96,28 @@ def _percent(value: float | None) -> str:
 
 
 _ALIKE = 1.1  # bare compute of one machine's calm files differs by less
-_PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
+PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
 _HEAD = (
     f"  {'variant':24s} {'predicted':>9} {'measured':>9} ms  noise   error  best naive  "
-    f"{'term off':13s}  predicted/measured ms: {', '.join(_PARTS)}"
+    f"{'term off':13s}  predicted/measured ms: {', '.join(PARTS)}"
 )
 
 
 def _line(case: Case) -> str:
     p, m = case.predicted, case.measured
-    parts = "  ".join(f"{_ms(getattr(p, name))}/{_ms(getattr(m, name))}" for name in _PARTS)
+    whole = f"{milliseconds(case.predicted_s):>9} {milliseconds(case.measured_s):>9}"
+    parts = "  ".join(
+        f"{milliseconds(getattr(p, name))}/{milliseconds(getattr(m, name))}" for name in PARTS
+    )
     return (
-        f"  {case.variant:24s} {_ms(case.predicted_s):>9} {_ms(case.measured_s):>9}    "
+        f"  {case.variant:24s} {whole}    "
         f"{'± ' + format(case.noise, '.1%'):>6}  {case.error:+6.1%}  {case.baseline_error:10.1%}  "
         f"{case.off:13s}  {parts}"
     )
 
 
-def _ms(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
     """Milliseconds, of short ones the digits that tell; a dash: not measured."""
     if seconds is None:
         return "-"
-    milliseconds = 1e3 * seconds
-    return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3g}"
+    return f"{1e3 * seconds:.1f}" if seconds >= 0.01 else f"{1e3 * seconds:.3g}"

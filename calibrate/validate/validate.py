@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from ddpsim.progress import stage
 from ddpsim.result.model import Result
 from ddpsim.scenario.quantity import SourceFile
 
+_T = TypeVar("_T")
 _FEWEST_ROUNDS = 3
 
 
@@ -70,7 +71,7 @@ def validate(
         speeds[name_as_text(profile)] = {LAYER_ALONE: known.provenance.layer_s}
     subjects, sweeps = Runs.of(usable), list[Sweep]()
     with stage("models on clusters", len(subjects)) as told:
-        for sweep in mapped(partial(_sweep_or_why, profile=profile, device=device), subjects):
+        for sweep in mapped(partial(_or_why, _sweep, profile=profile, device=device), subjects):
             told.advance()
             if isinstance(sweep, DdpsimError):
                 left_out.append(sweep)
@@ -98,7 +99,7 @@ def _usable(
     """The rounds of the files that can be used, and why the others cannot."""
     usable, left_out = dict[Path, Rounds](), list[DdpsimError]()
     for path in files:
-        found = _usable_or_why(path, usable, known, profile)
+        found = _or_why(_checked, path, usable, known, profile)
         if isinstance(found, DdpsimError):
             left_out.append(found)
         else:
@@ -106,16 +107,21 @@ def _usable(
     return usable, left_out
 
 
-def _usable_or_why(
-    path: Path, others: Mapping[Path, Rounds], known: ClusterProfile | None, profile: Path | None
-) -> Rounds | DdpsimError:
+def _or_why(work: Callable[..., _T], *given: Any, **options: Any) -> _T | DdpsimError:
+    """What work gives, or the error that it raises."""
     try:
-        rounds = load_rounds(path)
-        _check_apart(path, rounds, others)
-        if known and profile:
-            check_cluster(path, rounds, known, profile.name)
+        return work(*given, **options)
     except DdpsimError as error:
         return error
+
+
+def _checked(
+    path: Path, others: Mapping[Path, Rounds], known: ClusterProfile | None, profile: Path | None
+) -> Rounds:
+    rounds = load_rounds(path)
+    _check_apart(path, rounds, others)
+    if known and profile:
+        check_cluster(path, rounds, known, profile.name)
     return rounds
 
 
@@ -128,13 +134,6 @@ def _check_apart(path: Path, rounds: Rounds, others: Mapping[Path, Rounds]) -> N
             raise DdpsimError(
                 f"{other} and {path} hold the same rounds, which would count as two runs; name one"
             )
-
-
-def _sweep_or_why(runs: Runs, profile: Path | None, device: str | None) -> Sweep | DdpsimError:
-    try:
-        return _sweep(runs, profile, device)
-    except DdpsimError as error:
-        return error
 
 
 def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
