@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from calibrate.capture.recurrent import backward_operators, forward_operators
 from calibrate.capture.shapes import operands
-from ddpsim.workload.operators import Kind, Operator
+from ddpsim.workload.operators import Kind, Operator, moving
 
 
 def names_of(words: str) -> frozenset[str]:
@@ -27,30 +27,23 @@ _FREE = names_of(
     "_reshape_alias resize_ set_ sym_size sym_stride sym_numel sym_storage_offset "
     "_local_scalar_dense"
 )
-# arguments by position that are not read in full: only their shape matters, or one element of a
+# the place of an argument that is not read in full: only their shape matters, or one element of a
 # row is picked (nll_loss), or they are about to be overwritten
-_UNREAD: dict[str, tuple[int, ...]] = {
-    "_adaptive_avg_pool2d_backward": (1,),
-    "avg_pool2d_backward": (1,),
-    "copy_": (0,),
-    "embedding": (0,),
-    "_embedding_bag": (0,),
-    "fill_": (0,),
-    "full_like": (0,),
-    "max_pool2d_with_indices_backward": (1,),
-    "new_full": (0,),
-    "new_ones": (0,),
-    "new_zeros": (0,),
-    "nll_loss_backward": (1,),
-    "nll_loss_forward": (0,),
-    "nll_loss2d_backward": (1,),
-    "nll_loss2d_forward": (0,),
-    "ones_like": (0,),
-    "rand_like": (0,),
-    "randn_like": (0,),
-    "select_backward": (),
-    "zero_": (0,),
-    "zeros_like": (0,),
+_UNREAD = {
+    **dict.fromkeys(
+        names_of(
+            "copy_ embedding _embedding_bag fill_ full_like new_full new_ones new_zeros ones_like "
+            "nll_loss_forward nll_loss2d_forward rand_like randn_like zero_ zeros_like"
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        names_of(
+            "_adaptive_avg_pool2d_backward avg_pool2d_backward max_pool2d_with_indices_backward "
+            "nll_loss_backward nll_loss2d_backward"
+        ),
+        1,
+    ),
 }
 
 
@@ -143,7 +136,7 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         ]
     kind = _kind_of(func, name, args, written)
     items = max(written, key=Tensor.numel).element_size()
-    return [Operator(kind, bytes_read=read_bytes, bytes_written=written_bytes, item_bytes=items)]
+    return [moving(kind, read_bytes, written_bytes, items)]
 
 
 def _kind_of(func: Any, name: str, args: Sequence[Any], written: Sequence[Tensor]) -> Kind:
@@ -238,12 +231,7 @@ def _convolution_backward(args: Sequence[Any], out: Sequence[Tensor]) -> list[Op
     if asked[2]:
         bias = next(made)
         moved = _bytes([gradient]), _bytes([bias])
-        item_bytes = bias.element_size()
-        operators.append(
-            Operator(
-                "reduction", bytes_read=moved[0], bytes_written=moved[1], item_bytes=item_bytes
-            )
-        )
+        operators.append(moving("reduction", *moved, bias.element_size()))
     return operators
 
 
@@ -290,8 +278,7 @@ _MULTIPLYING: dict[str, Callable[[str, Sequence[Any], Any], Operator]] = {
 
 def _read_bytes(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Bytes that one operator call reads; of an embedding the rows that are picked."""
-    if unread := _UNREAD.get(name):
-        args = [arg for place, arg in enumerate(args) if place not in unread]
+    args = [arg for place, arg in enumerate(args) if place != _UNREAD.get(name)]
     picked = 0
     if name == "embedding":
         picked = out.numel() * out.element_size()

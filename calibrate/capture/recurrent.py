@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddpsim.workload.operators import Operator
+from ddpsim.workload.operators import Operator, product
 
 aten = torch.ops.aten
 # cudnnRNNMode_t, and cuDNN's name of each layer that ATen has
@@ -85,8 +85,7 @@ class _Layers(NamedTuple):
 
     def product(self, m: int, n: int, k: int) -> Operator:
         """A product of two matrices."""
-        read, written = (m + n) * k * self.item_bytes, m * n * self.item_bytes
-        return Operator("product", 1, m, n, k, 1, 1, 2 * m * n * k, read, written, self.item_bytes)
+        return product(m, n, k, self.item_bytes)
 
     def recurrence(self, n: int, k: int, *, is_forward: bool) -> Operator:
         """All steps, each of which waits for the one before."""

@@ -31,8 +31,6 @@ def build_model(scenario: Scenario) -> Model:
     """
     source = _source_model(scenario)
     model = _anchored(source, scenario.workload.step_time)
-    if scenario.workload.step_time and scenario.cluster.device.kind == "gpu":
-        model = replace(model, warnings=(*model.warnings, *_far_from_estimate(source, model)))
     if model.unused and not scenario.may_leave_unused:
         raise InputError(
             "ddp.find_unused_parameters",
@@ -43,11 +41,10 @@ def build_model(scenario: Scenario) -> Model:
     if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
         model = _within_host_reach(model)
     model = replace(model, is_compiled=model.is_compiled or bool(scenario.workload.compile))
-    model = model.named()
     if scenario.workload.sync_batch_norm:
         _check_batch_norms(scenario.workload, model)
-    model = _with_cast_warning(model, scenario)
-    return _with_sparse_warning(model, scenario.ddp.backend)
+    warnings = tuple(_warnings(source, model, scenario))
+    return replace(model.named(), warnings=(*model.warnings, *warnings))
 
 
 def _check_batch_norms(workload: Workload, model: Model) -> None:
@@ -73,35 +70,29 @@ def _casts_outputs(scenario: Scenario) -> bool:
     return ddp.is_fully_sharded and ddp.sharding.mixed_precision.output is not None
 
 
-def _with_cast_warning(model: Model, scenario: Scenario) -> Model:
-    """A zoo model's table alone tells how large outputs are."""
-    if model.forward_outputs or not _casts_outputs(scenario):
-        return model
-    warning = (
-        "the casts of fully_shard's mixed_precision.output are not priced: how large outputs are "
-        "is known of the zoo's models alone"
-    )
-    return replace(model, warnings=(*model.warnings, warning))
+def _warnings(source: Model, model: Model, scenario: Scenario) -> Iterator[str]:
+    """What is far from its estimate or priced as something else; a table alone tells of outputs.
 
-
-def _with_sparse_warning(model: Model, backend: str) -> Model:
-    """Sparse gradients are priced as dense ones, which torch's own way may have little to do with.
-
-    Source: torch ProcessGroupNCCL.cpp (allreduce_sparse raises) and ProcessGroupGloo.cpp
-    (AsyncSparseAllreduceWork gathers every rank's indices and values).
+    Source on sparse gradients: torch ProcessGroupNCCL.cpp (allreduce_sparse raises) and
+    ProcessGroupGloo.cpp (AsyncSparseAllreduceWork gathers every rank's indices and values).
     """
-    sparse = [parameter.name for parameter in model.parameters if parameter.sparse]
-    if not sparse:
-        return model
+    if scenario.workload.step_time and scenario.cluster.device.kind == "gpu":
+        yield from _far_from_estimate(source, model)
+    if _casts_outputs(scenario) and not model.forward_outputs:
+        yield (
+            "the casts of fully_shard's mixed_precision.output are not priced: how large outputs "
+            "are is known of the zoo's models alone"
+        )
     real = {
         "nccl": "torch refuses sparse tensors there (use sparse=False)",
         "gloo": "torch gathers all ranks' indices and values instead",
     }
-    warning = (
-        f"sparse gradients ({len(sparse)}; first: {sparse[0]}) are priced as a dense all-reduce of "
-        f"the whole parameter; with {backend} {real[backend]}"
-    )
-    return replace(model, warnings=(*model.warnings, warning))
+    if sparse := [parameter.name for parameter in model.parameters if parameter.sparse]:
+        backend = scenario.ddp.backend
+        yield (
+            f"sparse gradients ({len(sparse)}; first: {sparse[0]}) are priced as a dense "
+            f"all-reduce of the whole parameter; with {backend} {real[backend]}"
+        )
 
 
 def _source_model(scenario: Scenario) -> Model:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.workload import Workload
-from ddpsim.workload.operators import Operator
+from ddpsim.workload.operators import Operator, moving, product
 from ddpsim.workload.zoo.step import Row, Step
 from ddpsim.workload.zoo.table import product_of
 
@@ -63,19 +63,16 @@ def _stored(table: _Document, columns: _Document, bits: int) -> _Document:
 
 def _named(table: _Document, modules: Sequence[str]) -> frozenset[int]:
     """Places of the parameters of some modules; raises InputError for a name of none."""
-    names = table["parameters"]["name"]
+    names, found = table["parameters"]["name"], set[int]()
     for module in modules:
-        if not any(name == module or name.startswith(f"{module}.") for name in names):
+        own = {i for i, name in enumerate(names) if f"{name}.".startswith(f"{module}.")}
+        if not own:
             reason = f"{shown(module)} holds no trained parameter of {table['name']}"
             raise InputError("workload.frozen", reason)
-    found = frozenset(
-        place
-        for place, name in enumerate(names)
-        if any(name == module or name.startswith(f"{module}.") for module in modules)
-    )
+        found |= own
     if len(found) == len(names):
         raise InputError("workload.frozen", "leaves nothing that is trained; name fewer modules")
-    return found
+    return frozenset(found)
 
 
 class _Linear(NamedTuple):
@@ -179,68 +176,50 @@ class _Adapter:
 
     def forward(self) -> Iterator[Operator]:
         """Both products, the scaling, and the sum with the layer's output."""
-        layer = self.layer
+        layer, item = self.layer, self.item_bytes
         if self.casts_input:
             yield _cast(self.tokens * layer.inputs, 4, 2)
         if self.casts:
             yield _cast(self.rank * layer.inputs, 4, 2)
-        yield self._product(self.tokens, self.rank, layer.inputs)
+        yield product(self.tokens, self.rank, layer.inputs, item)
         if self.casts:
             yield _cast(self.rank * layer.outputs, 4, 2)
-        yield self._product(self.tokens, layer.outputs, self.rank)
-        yield self._pointwise(self.tokens * layer.outputs, 1)
-        yield self._pointwise(self.tokens * layer.outputs, 2)
+        yield product(self.tokens, layer.outputs, self.rank, item)
+        yield _pointwise(self.tokens * layer.outputs, 1, item)
+        yield _pointwise(self.tokens * layer.outputs, 2, item)
 
     def backward(self, *, first: bool) -> tuple[Row, Row, Row]:
         """What ends with the gradient of B, with that of A, and what follows the layer's own.
 
         `first`: no gradient of the layer's input is wanted, nor one of A's.
         """
-        layer, rank, tokens = self.layer, self.rank, self.tokens
+        layer, rank, tokens, item = self.layer, self.rank, self.tokens, self.item_bytes
         outer = (
-            self._pointwise(tokens * layer.outputs, 1),
-            self._product(layer.outputs, rank, tokens),
-            self._product(tokens, rank, layer.outputs),
+            _pointwise(tokens * layer.outputs, 1, item),
+            product(layer.outputs, rank, tokens, item),
+            product(tokens, rank, layer.outputs, item),
             *self._cast_back(rank * layer.outputs),
         )
         inner = (
-            self._product(rank, layer.inputs, tokens),
-            *([] if first else [self._product(tokens, layer.inputs, rank)]),
+            product(rank, layer.inputs, tokens, item),
+            *([] if first else [product(tokens, layer.inputs, rank, item)]),
             *self._cast_back(rank * layer.inputs),
         )
         elements = tokens * layer.inputs
         cast = self._cast_back(elements) if self.casts_input else ()
-        sum_ = _pointwise(elements, 2, 4 if cast else self.item_bytes)
+        sum_ = _pointwise(elements, 2, 4 if cast else item)
         return outer, inner, (*cast, sum_)
 
     def _cast_back(self, elements: float) -> Row:
         return (_cast(elements, 2, 4),) if self.casts else ()
 
-    def _product(self, m: float, n: float, k: float) -> Operator:
-        item = self.item_bytes
-        read, written = item * (m * k + k * n), item * m * n
-        return Operator("product", 1, m, n, k, 1, 1, 2 * m * n * k, read, written, item)
-
-    def _pointwise(self, elements: float, read: int) -> Operator:
-        return _pointwise(elements, read, self.item_bytes)
-
 
 def _pointwise(elements: float, read: int, item_bytes: float) -> Operator:
-    return Operator(
-        "pointwise",
-        bytes_read=elements * read * item_bytes,
-        bytes_written=elements * item_bytes,
-        item_bytes=item_bytes,
-    )
+    return moving("pointwise", elements * read * item_bytes, elements * item_bytes, item_bytes)
 
 
 def _cast(elements: float, read: float, written: float) -> Operator:
-    return Operator(
-        "copy",
-        bytes_read=elements * read,
-        bytes_written=elements * written,
-        item_bytes=max(read, written),
-    )
+    return moving("copy", elements * read, elements * written, max(read, written))
 
 
 def _adapted(

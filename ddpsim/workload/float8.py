@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.options.float8 import Float8
-from ddpsim.workload.operators import Kind, Operator
+from ddpsim.workload.operators import Kind, Operator, moving
 from ddpsim.workload.zoo.step import Row, Step
 
 _MULTIPLE = 16  # of a layer's extents: torch._scaled_mm
@@ -155,7 +155,7 @@ class Float8Linears:
     def _moved(self, elements: float, read: float, written: float, kind: Kind = "copy") -> Operator:
         """What is fused already counts whole where the law leaves a part."""
         read, written = (elements * each / self.left for each in (read, written))
-        return Operator(kind, bytes_read=read, bytes_written=written, item_bytes=1)
+        return moving(kind, read, written, 1)
 
 
 def _of_one_byte(one: Operator) -> Operator:

@@ -199,13 +199,7 @@ class Model:
 
         So are the launches of a model that was measured, as its times hold theirs.
         """
-        host = 1.0 if self.basis == "roofline" else factor
-        return replace(
-            self.launched(host),
-            forward=scale(self.forward, factor, host),
-            backward=scale(self.backward, factor, host),
-            optimizer=scale((self.optimizer,), factor, host)[0],
-        )
+        return self._scaled(factor, 1.0 if self.basis == "roofline" else factor)
 
     @property
     def host_s(self) -> float:
@@ -215,12 +209,15 @@ class Model:
 
     def launched(self, factor: float) -> Model:
         """The same model with its launches `factor` times as long."""
+        return self._scaled(1, factor)
+
+    def _scaled(self, device: float, host: float) -> Model:
         return replace(
             self,
-            forward=scale(self.forward, 1, factor),
-            backward=scale(self.backward, 1, factor),
-            optimizer=scale((self.optimizer,), 1, factor)[0],
-            launch_s=self.launch_s * factor,
+            forward=scale(self.forward, device, host),
+            backward=scale(self.backward, device, host),
+            optimizer=scale((self.optimizer,), device, host)[0],
+            launch_s=self.launch_s * host,
         )
 
 

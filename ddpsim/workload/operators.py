@@ -57,3 +57,14 @@ class Operator(NamedTuple):
     bytes_read: float = 0
     bytes_written: float = 0
     item_bytes: float = 0
+
+
+def product(m: float, n: float, k: float, item_bytes: float) -> Operator:
+    """One product of two matrices that share no memory."""
+    moved_bytes = item_bytes * (m + n) * k, item_bytes * m * n
+    return Operator("product", 1, m, n, k, 1, 1, 2 * m * n * k, *moved_bytes, item_bytes)
+
+
+def moving(kind: Kind, read: float, written: float, item_bytes: float = 0) -> Operator:
+    """One operator that multiplies nothing, by the bytes that it reads and writes."""
+    return Operator(kind, bytes_read=read, bytes_written=written, item_bytes=item_bytes)

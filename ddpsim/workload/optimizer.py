@@ -141,7 +141,7 @@ def _together(optimizer: Optimizer, parameters: Sequence[Parameter], device: Dev
     if optimizer.state_bits == 8:
         launches = len(parameters)  # a kernel each
     moved_s = moved_bytes(optimizer, parameters) / device.optimizer_bytes_per_s
-    host_s = 0.0 if device.kind == "cpu" else _host_s(optimizer) * len(parameters)
+    host_s = 0.0 if device.kind == "cpu" else _HOST_S[_kind(optimizer)] * len(parameters)
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)
 
 
@@ -180,10 +180,6 @@ def _moved_by_parameter(optimizer: Optimizer, parameters: Sequence[Parameter]) -
     copied = 12 * sum(one.numel for one in parameters) if optimizer.masters else 0
     moved = sum(_moved(one) for operators in each for one in operators)
     return moved + copied + (moved_bytes(beside_muon(optimizer), others) if others else 0)
-
-
-def _host_s(optimizer: Optimizer) -> float:
-    return _HOST_S[_kind(optimizer)]
 
 
 def _kind(optimizer: Optimizer) -> tuple[str, bool]:

@@ -13,7 +13,7 @@ from math import prod
 from ddpsim.errors import InputError
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import ITEM_BYTES, Parameter
-from ddpsim.workload.operators import Operator
+from ddpsim.workload.operators import Operator, moving, product
 
 _ITERATIONS = 5  # Muon's ns_steps
 _HALF = ITEM_BYTES["bfloat16"]  # Newton-Schulz is computed in it
@@ -51,13 +51,7 @@ def half_product(
     `adds`: to one of its operands, which it copies first; `of_itself`: both are one matrix.
     """
     read = _HALF * (m * k + (0 if of_itself else k * n))
-    made = Operator(
-        *("product", 1, m, n, k),
-        flops=2 * m * n * k,
-        bytes_read=read,
-        bytes_written=_HALF * m * n,
-        item_bytes=_HALF,
-    )
+    made = product(m, n, k, _HALF)._replace(bytes_read=read)
     return (_copied(m * n, _HALF, _HALF), made) if adds else (made,)
 
 
@@ -75,7 +69,7 @@ def around_products(
         _pointwise(numel, 2 * item, item),  # the momentum
         _pointwise(numel, 2 * item, item),  # Nesterov's
         _copied(numel, item, _HALF),
-        Operator("reduction", bytes_read=_HALF * numel, bytes_written=_HALF),
+        moving("reduction", _HALF * numel, _HALF),
         _pointwise(1, _HALF, _HALF),
         _pointwise(numel, _HALF, _HALF, also_read=_HALF),
     )
@@ -100,7 +94,7 @@ def _adafactor(optimizer: Optimizer, parameter: Parameter) -> Iterator[Operator]
     shape, numel, item = _shape(parameter), parameter.numel, ITEM_BYTES[parameter.dtype]
 
     def normed(kept: int) -> Operator:
-        return Operator("reduction", bytes_read=item * numel, bytes_written=item * kept)
+        return moving("reduction", item * numel, item * kept)
 
     yield from (normed(1), _copied(1, item, item))
     if optimizer.weight_decay:
@@ -114,7 +108,7 @@ def _adafactor(optimizer: Optimizer, parameter: Parameter) -> Iterator[Operator]
         # an outer product of one term, which its bytes bound
         yield _pointwise(numel, 0, item, also_read=item * sum(kept))._replace(flops=2 * numel)
         averages = prod(shape[:-2])
-        yield Operator("reduction", bytes_read=item * kept[0], bytes_written=item * averages)
+        yield moving("reduction", item * kept[0], item * averages)
         yield _pointwise(averages, item, item)
         yield _pointwise(numel, item, item, also_read=item * averages)
     else:
@@ -130,11 +124,11 @@ def _adafactor(optimizer: Optimizer, parameter: Parameter) -> Iterator[Operator]
 def _pointwise(numel: int, read: int, written: int, also_read: int = 0) -> Operator:
     """Bytes of an element that are read and written."""
     bytes_read = numel * read + also_read
-    return Operator("pointwise", bytes_read=bytes_read, bytes_written=numel * written)
+    return moving("pointwise", bytes_read, numel * written)
 
 
 def _copied(numel: int, read: int, written: int) -> Operator:
-    return Operator("copy", bytes_read=numel * read, bytes_written=numel * written)
+    return moving("copy", numel * read, numel * written)
 
 
 def _shape(parameter: Parameter) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic
 from ddpsim.workload.model import Work
-from ddpsim.workload.operators import MULTIPLYING, Kind, Operator
+from ddpsim.workload.operators import MULTIPLYING, Kind, Operator, moving
 from ddpsim.workload.zoo.gpu_time import GpuTime
 
 # kernels that turn a convolution's operands to channels last and its result back; the gradient's
@@ -133,4 +133,4 @@ def written_out(one: Operator, softmax_bytes: float) -> Iterator[Operator]:
         yield made._replace(item_bytes=one.item_bytes)
     if softmax_bytes > one.item_bytes:
         for read, written in ((one.item_bytes, softmax_bytes), (softmax_bytes, one.item_bytes)):
-            yield Operator("copy", bytes_read=scores * read, bytes_written=scores * written)
+            yield moving("copy", scores * read, scores * written)
