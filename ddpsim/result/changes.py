@@ -142,14 +142,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.explanation/1`)."""
-        lists = {
-            key: [asdict(each) for each in getattr(self, key)]
-            for key in ("phases", "sensitivities", "helps")
-        }
-        answer = {
-            "name": self.result.name,
-            "iteration_time_s": self.result.iteration_time_s.mean,
-            "bottleneck": asdict(self.result.bottleneck),
-            "warnings": self.result.warnings,
-        }
-        return {"schema": "ddpsim.explanation/1", **rounded(answer | lists)}
+        plain = asdict(self)
+        result = plain.pop("result")
+        keys = ("name", "iteration_time_s", "bottleneck", "warnings")
+        answer = {key: result[key] for key in keys}
+        answer["iteration_time_s"] = self.result.iteration_time_s.mean
+        return {"schema": "ddpsim.explanation/1", **rounded(answer | plain)}

@@ -6,88 +6,76 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
-    BeforeValidator,
+    GetCoreSchemaHandler,
     PlainSerializer,
     PlainValidator,
     SerializationInfo,
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import core_schema
 
 from ddpsim import units
 from ddpsim.errors import shown
 
 
-def _with_unit(
-    parse: Callable[[str], float], example: str, least: str, most: str
-) -> BeforeValidator:
-    """Text with a unit, from `least` to `most`: far beyond any machine, but safe to reckon with."""
-    lowest, highest = parse(least), parse(most)
+class _Unit(NamedTuple):
+    """Text with a unit, from `least` to `most`: far beyond any machine, but safe to reckon with.
 
-    def validate(value: Any) -> float:
+    It is written in `unit`, and read back as the very same number.
+    """
+
+    parse: Callable[[str], float]
+    unit: str
+    example: str
+    least: str
+    most: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(
+            lambda number: f"{number!r} {self.unit}", return_schema=core_schema.str_schema()
+        )
+        return core_schema.no_info_before_validator_function(
+            self._number, handler(source), serialization=written
+        )
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^\s*[0-9.].*[A-Za-z]", "examples": [self.example]}
+
+    def _number(self, value: Any) -> float:
         if isinstance(value, str):
-            number = parse(value)
-            if not lowest <= number <= highest:
-                raise ValueError(f"{value!r} is out of range: wanted {least} to {most}")
+            number = self.parse(value)
+            if not self.parse(self.least) <= number <= self.parse(self.most):
+                raise ValueError(f"{value!r} is out of range: wanted {self.least} to {self.most}")
             return number
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         wrong = "has no unit" if is_number else "is not a quantity"
-        raise ValueError(f"{shown(value)} {wrong}; write for instance '{example}'")
-
-    return BeforeValidator(validate)
+        raise ValueError(f"{shown(value)} {wrong}; write for instance '{self.example}'")
 
 
-def _written_in(unit: str) -> PlainSerializer:
-    """What is read back as the very same number."""
-    return PlainSerializer(lambda number: f"{number!r} {unit}", return_type=str)
-
-
-def _schema(example: str) -> WithJsonSchema:
-    return WithJsonSchema(
-        {"type": "string", "pattern": r"^\s*[0-9.].*[A-Za-z]", "examples": [example]}
-    )
-
-
-Duration = Annotated[
-    float,
-    _with_unit(units.parse_duration, "5 ms", "0 s", "1000 h"),
-    _written_in("s"),
-    _schema("5 ms"),
-]
-LongDuration = Annotated[
-    float,
-    _with_unit(units.parse_duration, "50000 h", "1 s", "1000000000 h"),
-    _written_in("s"),
-    _schema("50000 h"),
-]
-Size = Annotated[
-    float,
-    _with_unit(units.parse_bytes, "40 GiB", "1 B", "1000 TB"),
-    _written_in("B"),
-    _schema("40 GiB"),
-]
+Duration = Annotated[float, _Unit(units.parse_duration, "s", "5 ms", "0 s", "1000 h")]
+LongDuration = Annotated[float, _Unit(units.parse_duration, "s", "50000 h", "1 s", "1000000000 h")]
+Size = Annotated[float, _Unit(units.parse_bytes, "B", "40 GiB", "1 B", "1000 TB")]
 Bandwidth = Annotated[
-    float,
-    _with_unit(units.parse_bytes_per_s, "100 Gbit/s", "1 kbit/s", "1000 TB/s"),
-    _written_in("B/s"),
-    _schema("100 Gbit/s"),
+    float, _Unit(units.parse_bytes_per_s, "B/s", "100 Gbit/s", "1 kbit/s", "1000 TB/s")
 ]
 FlopsPerSecond = Annotated[
-    float,
-    _with_unit(units.parse_flops_per_s, "312 TFLOP/s", "1 MFLOP/s", "100 PFLOP/s"),
-    _written_in("FLOP/s"),
-    _schema("312 TFLOP/s"),
+    float, _Unit(units.parse_flops_per_s, "FLOP/s", "312 TFLOP/s", "1 MFLOP/s", "100 PFLOP/s")
 ]
 SampleRate = Annotated[
     float,
-    _with_unit(
-        units.parse_samples_per_s, "2500 samples/s", "0.001 samples/s", "1000000000 samples/s"
+    _Unit(
+        units.parse_samples_per_s,
+        "samples/s",
+        "2500 samples/s",
+        "0.001 samples/s",
+        "1000000000 samples/s",
     ),
-    _written_in("samples/s"),
-    _schema("2500 samples/s"),
 ]
 
 
