@@ -87,11 +87,8 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
     if not scenario.sends_in_groups:
         return network
     strategy = "fully_shard" if scenario.ddp.is_fully_sharded else "ddp"
-    changed = {"strategy": strategy, "comm_hook": "none", "fully_shard": None, "fsdp1": None}
-    plain = scenario.ddp.model_copy(update=changed)
-    return with_groups(
-        network, scenario, lambda own: build_network(own.model_copy(update={"ddp": plain}))
-    )
+    plain = {"strategy": strategy, "comm_hook": "none", "fully_shard": None, "fsdp1": None}
+    return with_groups(network, scenario, lambda own: build_network(own.having("ddp", **plain)))
 
 
 def _refuse_other_links(cluster: Cluster) -> None:

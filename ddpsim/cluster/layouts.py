@@ -68,7 +68,7 @@ def with_replicas(scenario: Scenario) -> Scenario:
     if cluster.replica is None:
         return scenario
     if cluster.replica.gpus == 1:
-        return scenario.model_copy(update={"cluster": cluster.model_copy(update={"replica": None})})
+        return scenario.having("cluster", replica=None)
     nodes, gpus, sharing = cluster.replica.layout(cluster.nodes, cluster.gpus_per_node)
     found = _part(cluster, nodes, gpus, sharing, None)
     each = cluster.nodes_per_domain

@@ -64,9 +64,8 @@ class Case:
 
         Its noise is left out, and of other traffic, which comes and goes, few steps are simulated.
         """
-        parts, run = Parts(), scenario.run
-        few = run.model_copy(update={"iterations": min(run.iterations, _STEPS)})
-        calm = scenario.model_copy(update={"run": few})
+        parts = Parts()
+        calm = scenario.having("run", iterations=min(scenario.run.iterations, _STEPS))
         return cls(scenario, _document(calm), resolve(calm, parts=parts), parts, whole=True)
 
     def on(

@@ -258,7 +258,7 @@ def each_flag(document: Document) -> Iterator[Option]:
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
     workload = scenario.workload
-    others = (*_norms(workload), *_barriers(workload), *_checkpoints(workload))
+    others = (*_loops(workload), *_checkpoints(workload))
     others = (*others, *_fine_tuned(workload), *_optimizers(workload.optimizer))
     for settings, note in (*flags, *others):
         yield option(document, *settings, note=note)
@@ -333,12 +333,10 @@ def _unlike(scenario: Scenario) -> str:
     return BUFFERS_DIFFER if scenario.ddp.broadcast_buffers else ""
 
 
-def _norms(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+def _loops(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+    """Batch norms without other ranks, and no barriers."""
     if workload.sync_batch_norm:
         yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
-
-
-def _barriers(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
     if workload.barrier_every:
         yield ["workload.barrier_every=null"], ""
 

@@ -79,13 +79,11 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
     data = job.scenario.workload.data
     if data and data.sample_bytes:
         local = data.model_copy(update={"sample_bytes": None})
-        workload = job.scenario.workload.model_copy(update={"data": local})
-        without = resolve(job.scenario.model_copy(update={"workload": workload}))
+        without = resolve(job.scenario.having("workload", data=local))
         yield effect("samples on a disk of each node", without.step_s())
     for key, what in _DISTURBED.items():
         if getattr(job.scenario.cluster, key):
-            calm = job.scenario.cluster.model_copy(update={key: None})
-            without = resolve(job.scenario.model_copy(update={"cluster": calm}))
+            without = resolve(job.scenario.having("cluster", **{key: None}))
             yield effect(f"no {what}", without.step_s())
 
 
@@ -115,9 +113,8 @@ def _slower_with_more(job: Job, whole_s: float) -> Iterator[tuple[str, float]]:
     if not (link and rate_of(link) and isinstance(network.plain_cost, NcclCost)):
         return
     for more in _MORE:
-        wider = {"inter_node": link.with_bandwidth(more * rate_of(link))}
-        cluster = scenario.cluster.model_copy(update=wider)
-        other = resolve(scenario.model_copy(update={"cluster": cluster}))
+        wider = link.with_bandwidth(more * rate_of(link))
+        other = resolve(scenario.having("cluster", inter_node=wider))
         if (step_s := other.step_s()) > (1 + _WORTH) * whole_s:
             before, after = (_algorithms(each) for each in (job, other))
             chosen = "other channels" if before == after else f"{after} in place of {before}"

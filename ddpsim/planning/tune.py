@@ -275,7 +275,8 @@ class _Search:
         """All combinations, each with the settings that differ from the scenario's own."""
         caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
         plain = [() if is_ddp else AS_DDP]
-        of_ddp = product(self._batches(), plain, self._hooks(), self._views(), caps)
+        views = [(f"ddp.gradient_as_bucket_view={value}",) for value in ("false", "true")]
+        of_ddp = product(self._batches(), plain, self._hooks(), views, caps)
         rounds = self.limits.may_round
         sharded = shardings(self.scenario, rounds=rounds) if self.limits.each_strategy else []
         for chosen in chain(of_ddp, product(self._batches(), sharded)):
@@ -296,10 +297,6 @@ class _Search:
 
     def _caps(self) -> Sequence[str]:
         return _CAPS if self.scenario.ddp.is_torch_1 else (*_CAPS, *_LISTS)
-
-    def _views(self) -> list[tuple[str, ...]]:
-        keys = ("false", "true")
-        return [(f"ddp.gradient_as_bucket_view={value}",) for value in keys]
 
     def _hooks(self) -> list[tuple[str, ...]]:
         own = self.scenario.ddp.comm_hook

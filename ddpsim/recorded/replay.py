@@ -343,9 +343,8 @@ def _seen(traces: RankTraces) -> dict[int, KernelChoice]:
 
 def _tuner(scenario: Scenario) -> NcclCost | None:
     """NCCL's tuner on the links of the scenario, whatever was measured."""
-    links = scenario.cluster.model_copy(update={"all_reduce": None, "profile": None})
     try:
-        cost = build_network(scenario.model_copy(update={"cluster": links})).plain_cost
+        cost = build_network(scenario.having("cluster", all_reduce=None, profile=None)).plain_cost
     except InputError:
         return None
     return cost if isinstance(cost, NcclCost) else None

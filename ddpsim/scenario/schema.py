@@ -6,7 +6,7 @@ YAML keys are torch's and the field's own words; attributes add the SI unit of w
 from __future__ import annotations
 
 from json import dumps
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -50,6 +50,11 @@ class Scenario(Spec):
     reliability: Reliability | None = Field(
         None, description="failures and restarts that `plan` counts; omitted: none"
     )
+
+    def having(self, section: str, **values: Any) -> Scenario:
+        """The scenario with other values in a section; whether they fit is not checked again."""
+        changed = getattr(self, section).model_copy(update=values)
+        return self.model_copy(update={section: changed})
 
     @property
     def may_leave_unused(self) -> bool:

@@ -151,13 +151,8 @@ def known_model(scenario: Scenario, trace: KinetoTrace) -> Model:
     from ddpsim.workload.traced import bare_model  # noqa: PLC0415 -- few scenarios name a trace
 
     if scenario.workload.model or scenario.workload.parameters:
-        return _source_model(_without_trace(scenario))
+        return _source_model(scenario.having("workload", trace=None))
     return bare_model(trace, scenario.cluster.device)
-
-
-def _without_trace(scenario: Scenario) -> Scenario:
-    workload = scenario.workload.model_copy(update={"trace": None})
-    return scenario.model_copy(update={"workload": workload})
 
 
 def _anchored(model: Model, stated: StepTime | None) -> Model:

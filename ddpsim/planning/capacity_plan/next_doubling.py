@@ -63,8 +63,7 @@ def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Sce
     else:
         latency_s = stated.latency_s if stated else None  # a preset's stays NCCL's own
         link = _link(cluster, key).model_copy(update={"latency_s": latency_s})
-    other = cluster.model_copy(update={key: link.with_bandwidth(bytes_per_s)})
-    return scenario.model_copy(update={"cluster": other})
+    return scenario.having("cluster", **{key: link.with_bandwidth(bytes_per_s)})
 
 
 def _link(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode:

@@ -203,8 +203,7 @@ def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
         for key in ("evaluation", "checkpoint_write")
         if (pause := getattr(sized.workload, key)) and pause.every != "auto"
     }
-    workload = sized.workload.model_copy(update=pauses)
-    return sized.model_copy(update={"workload": workload}) if pauses else sized
+    return sized.having("workload", **pauses) if pauses else sized
 
 
 def _check_currency(budget: Money, price: Money | None) -> None:
