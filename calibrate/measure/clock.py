@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -65,15 +62,3 @@ class Clock:
     def read(self, lap: Lap) -> float:
         """Seconds of one of the things that a lap did."""
         return self.seconds(lap.start, lap.end) / lap.times
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is timed: 0.3 s a pass over torch's objects."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from calibrate.measure.clock import Lap, no_collection
+from calibrate.measure.clock import Lap
 from calibrate.measure.cluster.plan import Options, Task
 from calibrate.measure.cluster.rounds import build_round
 from calibrate.measure.cluster.work import Round
@@ -19,6 +19,7 @@ from calibrate.measure.errors import first_line
 from calibrate.measure.host.machine import stolen_s
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import Measurement
+from ddpsim.files import no_collection
 from ddpsim.units import format_duration
 
 _T = TypeVar("_T")

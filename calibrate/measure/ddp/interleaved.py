@@ -15,7 +15,6 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from calibrate.measure.clock import no_collection
 from calibrate.measure.cluster.interference import BesideAllReduces
 from calibrate.measure.cluster.work import LAUNCH_S, all_at_once
 from calibrate.measure.ddp.stepper import PARTS, ReducedAsByDdp, Row, Stepper, step
@@ -35,6 +34,7 @@ from calibrate.records.rounds import (
     VariantSamples,
 )
 from calibrate.records.variant import DDP, Variant
+from ddpsim.files import no_collection
 
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.measure.clock import Clock, Mark, no_collection
+from calibrate.measure.clock import Clock, Mark
+from ddpsim.files import no_collection
 from ddpsim.scenario.device import Rate
 from ddpsim.scenario.workload import Precision
 

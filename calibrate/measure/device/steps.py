@@ -13,11 +13,12 @@ from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.measure.clock import Mark, no_collection
+from calibrate.measure.clock import Mark
 from calibrate.measure.device.bench import DTYPES, Bench
 from calibrate.measure.ranks.process_group import process_group
 from calibrate.measure.zoo.models import build, inputs_of, loss_of
 from calibrate.records.device_record import Case, DeviceMeasurement
+from ddpsim.files import no_collection
 
 _WARMUPS = 2
 _WARMUPS_OF_DDP = 12  # its first ten iterations log, and the buckets are built anew

@@ -5,17 +5,17 @@ Old and new names of categories are read alike. Times are microseconds, as the f
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from itertools import count
 from json import JSONDecodeError
 from sys import getsizeof
 from typing import Any, Literal, NamedTuple, TextIO
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.files import json_value
+from ddpsim.files import json_value, no_collection
 from ddpsim.importers.text import foreign, foreign_text, held_bytes
 from ddpsim.scenario.quantity import SourceFile
 
@@ -77,7 +77,7 @@ class TraceFile(NamedTuple):
 def read_trace_file(source: SourceFile) -> TraceFile:
     """Read a trace; raises ImportFailedError, which says what to do."""
     name = source.given
-    with foreign_text(source, _HOW) as text, _no_collector():
+    with foreign_text(source, _HOW) as text, no_collection():
         stream = JsonStream(text, _LARGEST)
         try:
             mark = stream.next_mark()
@@ -171,18 +171,6 @@ class _Shared:
         return value
 
 
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Millions of small objects are made and none is garbage: looking for it doubles the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _event(name: str, shared: _Shared, item: Any) -> Event | None:
     """What is read of an item; None: nothing."""
     if not isinstance(item, dict):
@@ -249,30 +237,30 @@ class JsonStream:
 
     def members(self) -> Iterator[str]:
         """Names of the object that follows; the caller takes each one's value before the next."""
-        self._expect("{")
-        if self.next_mark() == "}":
-            self._at += 1
-            return
-        while True:
+        for _ in self._entries("{", "}"):
             if self.next_mark() != '"':
                 raise ValueError("Expecting property name enclosed in double quotes")
             name: str = self.value()
             self._expect(":")
             yield name
-            if self._expect(",}") == "}":
-                return
 
     def items(self) -> Iterator[Any]:
         """Values of the list that follows."""
-        self._expect("[")
-        if self.next_mark() == "]":
+        for place in self._entries("[", "]"):
+            if place == _MOST_ITEMS:
+                raise TooLargeError(f"a list holds more than {_MOST_ITEMS:,} items")
+            yield self.value()
+
+    def _entries(self, begin: str, end: str) -> Iterator[int]:
+        """Places of the entries of what follows; the caller takes each before the next."""
+        self._expect(begin)
+        if self.next_mark() == end:
             self._at += 1
             return
-        for _ in range(_MOST_ITEMS):
-            yield self.value()
-            if self._expect(",]") == "]":
+        for place in count():
+            yield place
+            if self._expect(f",{end}") == end:
                 return
-        raise TooLargeError(f"a list holds more than {_MOST_ITEMS:,} items")
 
     def next_mark(self) -> str:
         """The character that a value or the rest begins with; empty at the end."""
