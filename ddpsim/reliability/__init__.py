@@ -1,1 +1,1 @@
-"""A training of days with its failures: as arrays and in closed form."""
+"""A training of days with its failures: as arrays."""

@@ -1,16 +1,13 @@
 """What a long training meets, in numbers: its work, checkpoints, failures and restarts.
 
-The mean time of such a run has a closed form where failures are exponential and costs fixed.
-Between two failures a renewal: with failures every M seconds, W seconds that must pass undisturbed
-take (M + D) e^(R/M) (e^(W/M) - 1) on average, if each failure costs D undisturbed seconds and then
-R in which it may fail again. D = 0 is Daly's equation (J. T. Daly, A higher order estimate of the
-optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22, 2006).
+Daly 2006: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+Future Generation Computer Systems 22.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import exp, expm1, floor, inf, isinf, sqrt
+from math import exp, inf, isinf, sqrt
 
 from ddpsim.errors import InputError
 from ddpsim.units import format_long_duration
@@ -106,12 +103,6 @@ class Operation:
             segment_s += (segment_s - self.checkpoint_s) * (factor - 1)
         return replace(self, work_s=self.work_s + steps_s * (factor - 1), segment_s=segment_s)
 
-    def with_interval(self, steps_s: float) -> Operation:
-        """The same with a checkpoint after so many seconds of steps."""
-        work_s = self.work_s - self.checkpointed_s
-        segment_s = steps_s + self.checkpoint_s
-        return replace(self, work_s=work_s * segment_s / steps_s, segment_s=segment_s)
-
     def check(self) -> None:
         """Raise InputError where it makes no progress; says what would let it."""
         if self.checkpoint_s >= self.segment_s:
@@ -148,31 +139,6 @@ class Operation:
                 f"the job fails every {often}, and {between} pass until a checkpoint can be "
                 f"loaded: it makes no progress; write one after {often} or sooner",
             )
-
-
-def mean_s(run: Operation) -> float:
-    """The exact mean of a run that crashes, and is replaced at once; raises ValueError for others.
-
-    A crash while a checkpoint is still being written goes back to the one before.
-    """
-    others = run.notice_per_s + run.straggler_per_s
-    if others or run.spares is not None or run.maintenance_every_s < inf:
-        raise ValueError("only crashes with nodes that stand by have a closed form")
-    work_s, segment_s, write_s = run.work_s, run.segment_s, run.write_s
-    if not run.crash_per_s:
-        return work_s + run.init_s
-    mtbf_s = 1 / run.crash_per_s
-    down_s = mtbf_s + run.detect_s + run.replace_s
-    fresh_s = down_s * exp(run.init_s / mtbf_s)  # nothing to load yet
-    first_s = min(segment_s + write_s, work_s)
-    spent_s = down_s * expm1(run.init_s / mtbf_s) + fresh_s * expm1(first_s / mtbf_s)
-    if first_s == work_s:
-        return spent_s
-    loaded_s = down_s * exp((run.restart_s + write_s) / mtbf_s)
-    whole = floor((work_s - write_s) / segment_s)
-    rest_s = work_s - write_s - whole * segment_s
-    later = (whole - 1) * expm1(segment_s / mtbf_s) + expm1(rest_s / mtbf_s)
-    return spent_s + loaded_s * later
 
 
 def young_interval_s(save_s: float, mtbf_s: float) -> float:
