@@ -6,8 +6,8 @@ The tests hold it to a plain model in SimPy: the same times from the same draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ddpsim.reliability.operation import CAUSES, Operation
 
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
+_DERIVED = ("checkpointed_s", "restart_s", "save_s", "event_per_s", "most_missing")
 _OF_ALL_RUNS = ("ended_s", "ended_interruptions", "back_s")
 _MOST_EVENTS = 20_000  # of a run; what is left then takes as long as what was done
 _BLOCK = 64  # events of each run that are drawn at once
@@ -58,38 +59,19 @@ def simulate_runs(operations: Sequence[Operation], draws: Draws) -> Runs:
 
 
 class _Columns:
-    """An array of each field of the operations."""
+    """An array of each figure of the operations, by its name there; any number of spares is -1."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        for name, kind in get_type_hints(_Columns).items():
+        for name in (*(field.name for field in fields(Operation)), *_DERIVED):
             values = [getattr(each, name) for each in operations]
             if name == "spares":
                 values = [-1 if value is None else value for value in values]
-            setattr(self, name, np.array(values, get_args(get_args(kind)[1])[0]))
+            is_float = name.endswith(("_s", "slowdown"))
+            setattr(self, name, np.array(values, np.float64 if is_float else None))
 
-    work_s: _Floats
-    segment_s: _Floats
-    checkpoint_s: _Floats
-    write_s: _Floats
-    crash_per_s: _Floats
-    detect_s: _Floats
-    replace_s: _Floats
-    init_s: _Floats
-    nodes: NDArray[np.int64]
-    spares: NDArray[np.int64]
-    repair_s: _Floats
-    notice_per_s: _Floats
-    saves_on_notice: _Mask
-    notice_replace_s: _Floats
-    straggler_slowdown: _Floats
-    straggler_found_s: _Floats
-    maintenance_every_s: _Floats
-    maintenance_s: _Floats
-    checkpointed_s: _Floats
-    restart_s: _Floats
-    save_s: _Floats
-    event_per_s: _Floats
-    most_missing: NDArray[np.int64]
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NDArray[Any]: ...
 
 
 class _State:
@@ -236,7 +218,8 @@ class _State:
         self.broke[rows] += 1
         broken, first_s = self._broken(rows)
         room = self.of.spares[rows] + self.of.most_missing[rows]
-        return np.where(broken <= room, 0.0, first_s - now_s) + self.of.replace_s[rows]
+        wait_s: _Floats = self.of.replace_s[rows]
+        return wait_s + np.where(broken <= room, 0.0, first_s - now_s)
 
     def _broken(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], _Floats]:
         """How many nodes of each run are broken now, and when the first of them is back."""
