@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from calibrate.files import check_outputs, save_json
 from calibrate.measure.cluster.plan import Options
 from calibrate.measure.errors import MeasureError
@@ -28,8 +30,8 @@ class RecordFile:
             try:
                 record = self._load()
             except OSError as error:
-                raise unwritten(self._options.output, error) from None
-            self._write(record)
+                raise _unwritten(self._options.output, error) from None
+            write_record(record, self._options.output)
             return record
 
         return self._job.first_does(begun)
@@ -52,16 +54,18 @@ class RecordFile:
 
     def save(self, record: Record) -> None:
         """Write the record; raises MeasureError on every rank where rank 0 cannot."""
-        self._job.first_does(lambda: self._write(record))
-
-    def _write(self, record: Record) -> None:
-        try:
-            save_json(record, self._options.output)
-        except OSError as error:
-            raise unwritten(self._options.output, error) from None
+        self._job.first_does(lambda: write_record(record, self._options.output))
 
 
-def unwritten(path: Path, error: OSError) -> MeasureError:
+def write_record(record: BaseModel, path: Path) -> None:
+    """Write a record whole; raises MeasureError, which says what to do."""
+    try:
+        save_json(record, path)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> MeasureError:
     """Why a record cannot be written, and what to do."""
     is_full = error.errno in _NO_ROOM
     reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror

@@ -13,8 +13,8 @@ from typing import cast
 
 import torch
 
-from calibrate.files import check_writable, save_json
-from calibrate.measure.cluster.record_file import is_free, unwritten
+from calibrate.files import check_writable
+from calibrate.measure.cluster.record_file import is_free, write_record
 from calibrate.measure.device.bench import Bench, supported_rates
 from calibrate.measure.device.kernels import convolution, launch, memory, optimizer, product
 from calibrate.measure.device.plan import device_plan
@@ -259,17 +259,13 @@ class DeviceRecordFile:
 
     def first_record(self) -> DeviceRecord:
         """An empty record, or the one to resume, written; raises MeasureError."""
-        record = self._begun()
+        record, path = self._fresh(), self._path
+        if not is_free(path, SCHEMA, resume=self._resume):
+            old = load_device_record(path)
+            check_same_environment(old.environment, record.environment, path, here="this machine")
+            record = old.model_copy(update={"skipped": {}})
         self.save(record)
         return record
-
-    def _begun(self) -> DeviceRecord:
-        fresh, path = self._fresh(), self._path
-        if is_free(path, SCHEMA, resume=self._resume):
-            return fresh
-        old = load_device_record(path)
-        check_same_environment(old.environment, fresh.environment, path, here="this machine")
-        return old.model_copy(update={"skipped": {}})
 
     def _fresh(self) -> DeviceRecord:
         here = device_environment(self._device, self._allocator)
@@ -282,7 +278,4 @@ class DeviceRecordFile:
 
     def save(self, record: DeviceRecord) -> None:
         """Write the record whole; raises MeasureError where that fails."""
-        try:
-            save_json(record, self._path)
-        except OSError as error:
-            raise unwritten(self._path, error) from None
+        write_record(record, self._path)
