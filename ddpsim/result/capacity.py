@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ddpsim.provenance import Provenance
+from ddpsim.result.drawn import Tabled
 from ddpsim.result.model import Distribution, IntervalSource, NextStep, rounded
 from ddpsim.result.training import LearningRate
 from ddpsim.units import format_long_duration
-
-if TYPE_CHECKING:
-    from ddpsim.report.notebook.figures import Figure
 
 PLAN_SCHEMA = "ddpsim.plan/1"
 KNEE_EFFICIENCY = 0.8  # of twice the throughput: our convention, and said wherever it is used
@@ -236,7 +234,7 @@ class SizesLeftOut:
 
 
 @dataclass(frozen=True)
-class CapacityPlan:
+class CapacityPlan(Tabled):
     """World sizes for a piece of work, and the one that answers.
 
     `met`: the answer keeps within target and budget, and fits in memory as far as is known; None
@@ -283,19 +281,7 @@ class CapacityPlan:
             f"<CapacityPlan of {self.name}: {answer}{'' if self.met is not False else ', not met'}>"
         )
 
-    def plot(self) -> Figure:
-        """Time of the whole work over the number of GPUs, with its interval, as a plotly figure."""
-        from ddpsim.report.notebook.figures import plan_figure  # noqa: PLC0415 -- plotly is slow
-
-        return plan_figure(self)
-
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""
         plain: dict[str, Any] = rounded(asdict(self))
         return {"schema": PLAN_SCHEMA, "knee_efficiency": KNEE_EFFICIENCY, **plain}
-
-    def _repr_html_(self) -> str:
-        """The world sizes as a notebook shows them: a table of HTML."""
-        from ddpsim.report.notebook.tables import plan_table  # noqa: PLC0415 -- a room above
-
-        return plan_table(self)

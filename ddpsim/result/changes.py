@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddpsim.result.drawn import Drawn, Tabled
 from ddpsim.result.model import PredictionInterval, Result, rounded
 from ddpsim.wording import counted
-
-if TYPE_CHECKING:
-    from ddpsim.report.notebook.figures import Figure
-
 
 BUFFERS_DIFFER = "buffers differ between ranks"  # a note that a language model need not heed
 
@@ -45,7 +42,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabled):
     """Changes of a first scenario, in the order that they were asked for.
 
     `warnings`: those of `run` for the first scenario. `baseline`: its name. `fits`: into memory.
@@ -92,18 +89,6 @@ class Comparison:
         changes = [asdict(change) | {"is_sure": change.is_sure} for change in self.changes]
         return {"schema": "ddpsim.comparison/1", **rounded(asdict(self) | {"changes": changes})}
 
-    def plot(self) -> Figure:
-        """The changes of the step in milliseconds, with their intervals, as a plotly figure."""
-        from ddpsim.report.notebook.figures import comparison_figure  # noqa: PLC0415 -- plotly is slow
-
-        return comparison_figure(self)
-
-    def _repr_html_(self) -> str:
-        """The changes as a notebook shows them: a table of HTML."""
-        from ddpsim.report.notebook.tables import comparison_table  # noqa: PLC0415 -- a room above
-
-        return comparison_table(self)
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -123,7 +108,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Drawn):
     """Why a step is as long as it is; `helps`: the changes that would shorten it most."""
 
     result: Result
@@ -133,12 +118,6 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.result!r}>"
-
-    def plot(self) -> Figure:
-        """What each changed input does to the step, in milliseconds, as a plotly figure."""
-        from ddpsim.report.notebook.figures import sensitivity_figure  # noqa: PLC0415 -- plotly is slow
-
-        return sensitivity_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.explanation/1`)."""

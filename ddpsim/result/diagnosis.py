@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ddpsim.result.drawn import Drawn
 from ddpsim.result.model import PredictionInterval, rounded
-
-if TYPE_CHECKING:
-    from ddpsim.report.notebook.figures import Figure
 
 DIAGNOSIS_SCHEMA = "ddpsim.diagnosis/1"
 HEALTHY = "healthy"  # the key of the cause that is none
@@ -123,7 +121,7 @@ class CheckToRun:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Drawn):
     """Causes of what was measured, the likeliest first; last those whose step is another one.
 
     `normal`: the measured step lies in the prediction interval; None where no step was measured on
@@ -161,12 +159,6 @@ class Diagnosis:
     def __repr__(self) -> str:
         first = self.causes[0]
         return f"<Diagnosis of {self.name}: {first.probability:.0%} {first.text}>"
-
-    def plot(self) -> Figure:
-        """The likely causes with their probabilities in percent, as a plotly figure."""
-        from ddpsim.report.notebook.figures import diagnosis_figure  # noqa: PLC0415 -- plotly is slow
-
-        return diagnosis_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ddpsim.provenance import Z_80, Provenance
+from ddpsim.result.drawn import Tabled
 from ddpsim.result.start_up import StartUp
 from ddpsim.result.training import Training
 from ddpsim.units import format_duration
-
-if TYPE_CHECKING:
-    from ddpsim.report.notebook.figures import Figure
 
 RESULT_SCHEMA = "ddpsim.result/1"
 
@@ -282,7 +280,7 @@ class Brief:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Tabled):
     """One prediction. Times in seconds, on the rank that ends last, for steady iterations.
 
     `gpus_by_node`: the ranks of each node, where they differ; else None.
@@ -361,26 +359,6 @@ class Result:
         if self.gpus_per_rank == 1:
             plain.pop("gpus_per_rank")
         return plain
-
-    def plot(self) -> Figure:
-        """The breakdown as a plotly figure: one stacked bar in milliseconds, a trace a part.
-
-        Parts that take no time are left out. The last trace is the mean step, with its prediction
-        interval where there is one.
-
-        >>> result = ddpsim.simulate(ddpsim.load_scenario("scenario.yaml"))
-        >>> print(*(trace.name for trace in result.plot().data), sep=" | ")
-        forward | backward | exposed comm | optimizer | other | step, 80% interval
-        """
-        from ddpsim.report.notebook.figures import step_figure  # noqa: PLC0415 -- plotly is slow
-
-        return step_figure(self)
-
-    def _repr_html_(self) -> str:
-        """The answer as a notebook shows it: a table of HTML."""
-        from ddpsim.report.notebook.tables import result_table  # noqa: PLC0415 -- a room above
-
-        return result_table(self)
 
 
 def rounded(value: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpsim.errors import missing
+from ddpsim.result.drawn import Tabled
 from ddpsim.result.model import Brief, rounded
 from ddpsim.settings import Setting
 from ddpsim.wording import counted
@@ -14,8 +15,6 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
-
-    from ddpsim.report.notebook.figures import Figure
 
 SCHEMA = "ddpsim.sweep/1"
 # of the best: what differs by less is as good. From there on differences between bucket caps come
@@ -77,7 +76,7 @@ class FlatRegion:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Tabled):
     """All points, in the order of the grid; `own` is the scenario without any setting of an axis.
 
     `fixed` are the settings that all points and `own` share; `axes` holds the keys that move
@@ -232,26 +231,6 @@ class Sweep:
         except ModuleNotFoundError as error:
             raise missing("pandas", "pandas") from error
         return DataFrame(self.rows())
-
-    def plot(self) -> Figure:
-        """Mean steps in milliseconds over the first axis, as a plotly figure.
-
-        One line for each combination of the other axes' values. Points that cannot be simulated
-        are left out; a hollow marker does not fit in the memory of its GPUs.
-
-        >>> grid = ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25", "cluster.nodes=2,4"])
-        >>> print(*(line.name for line in ddpsim.sweep("scenario.yaml", grid).plot().data))
-        cluster.nodes=2 cluster.nodes=4
-        """
-        from ddpsim.report.notebook.figures import sweep_figure  # noqa: PLC0415 -- plotly is slow
-
-        return sweep_figure(self)
-
-    def _repr_html_(self) -> str:
-        """The points as a notebook shows them: a table of HTML, of many points the best 40."""
-        from ddpsim.report.notebook.tables import sweep_table  # noqa: PLC0415 -- a room above
-
-        return sweep_table(self)
 
 
 def _figures(point: Point) -> dict[str, Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpsim.result.changes import Change
+from ddpsim.result.drawn import Drawn
 from ddpsim.result.model import rounded
 from ddpsim.result.sweep import FLAT
 
-if TYPE_CHECKING:
-    from ddpsim.report.notebook.figures import Figure
-
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Drawn):
     """The options to take, compared with a scenario as it is.
 
     `pick` changes the fewest keys of all that are `within` of the fastest found, per sample, and
@@ -44,12 +42,6 @@ class Tuning:
     def __repr__(self) -> str:
         said = f"{self.pick.title}, {self.pick.change:+.1%}" if self.pick.settings else "as it is"
         return f"<Tuning of {self.name}: {said}>"
-
-    def plot(self) -> Figure:
-        """What pick and fastest change, in milliseconds of a step, as a plotly figure."""
-        from ddpsim.report.notebook.figures import tuning_figure  # noqa: PLC0415 -- plotly is slow
-
-        return tuning_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.tuning/1`)."""

@@ -12,6 +12,7 @@ from ddpsim.report.page.tables import parts
 from ddpsim.result.capacity import CapacityPlan
 from ddpsim.result.changes import Comparison, Explanation
 from ddpsim.result.diagnosis import Diagnosis
+from ddpsim.result.drawn import Drawn
 from ddpsim.result.model import Result
 from ddpsim.result.sweep import Sweep
 from ddpsim.result.tuning import Tuning
@@ -22,24 +23,43 @@ try:
 except ModuleNotFoundError as error:
     raise missing("plotly", "ddpsim[report]") from error
 
-__all__ = [
-    "Figure",
-    "comparison_figure",
-    "diagnosis_figure",
-    "plan_figure",
-    "sensitivity_figure",
-    "step_figure",
-    "sweep_figure",
-    "tuning_figure",
-]
+__all__ = ["Figure", "figure_of"]
 
 # by the names of the page's style sheet; what has no colour of its own there is grey
 _GREYS = {"--ground": "#8a939c", "--idle": "#8a939c", "--line": "#d5dae0", "--edge": "#1b1f24"}
 _COLOURS = {name: colour for colour, name in OKABE_ITO.items()} | _GREYS
 
 
-def step_figure(result: Result) -> Figure:
-    """One stacked bar: the parts of the mean step in ms, and its interval at the end of them."""
+def figure_of(answer: Drawn) -> Figure:
+    """Draw an answer as its page does, with a title, in colours that need no style sheet.
+
+    A result is one stacked bar: the parts of the mean step that take time, and at their end the
+    step with its interval. A sweep has a line for all but the first axis' values, on which hollow
+    markers do not fit in memory. Changes, inputs and causes are bars; of a plan the days of the
+    whole work go over the number of GPUs, with their band, and its answer is marked.
+    """
+    match answer:
+        case Result(name=name):
+            drawn = _step_figure(answer)
+        case Explanation(result=Result(name=name)):
+            drawn = charts.sensitivity_figure(answer.sensitivities)
+        case Diagnosis(name=name):
+            drawn = charts.diagnosis_figure(answer)
+        case Sweep(name=name):
+            drawn = next(charts.sweep_charts(answer)).figure
+        case Comparison(name=name):
+            drawn = next(charts.comparison_charts(answer)).figure
+        case Tuning(name=name):
+            drawn = next(charts.tuning_charts(answer)).figure
+        case CapacityPlan(name=name):
+            drawn = next(charts.plan_charts(answer)).figure
+        case _:
+            raise TypeError(f"{type(answer).__name__} has no figure")
+    found: dict[str, Any] = _coloured(drawn)
+    return Figure(found["data"], found["layout"] | {"title": {"text": charts.shown(name)}})
+
+
+def _step_figure(result: Result) -> dict[str, Any]:
     bars = [
         {
             "type": "bar",
@@ -62,7 +82,7 @@ def step_figure(result: Result) -> Figure:
         "legend": {"traceorder": "normal"},
         "xaxis": {"title": {"text": "ms"}},
     }
-    return _figure(result.name, {"data": [*bars, _step(result)], "layout": layout})
+    return {"data": [*bars, _step(result)], "layout": layout}
 
 
 def _step(result: Result) -> dict[str, Any]:
@@ -78,50 +98,6 @@ def _step(result: Result) -> dict[str, Any]:
         "error_x": charts.edges([mean_s], [result.edges_s], 1e3),
         "hovertemplate": "step: %{x:.4~g} ms<extra></extra>",
     }
-
-
-def sweep_figure(sweep: Sweep) -> Figure:
-    """Mean steps in ms over the values of the first axis, a line for all else that is the same.
-
-    Hollow markers: the point does not fit in the memory of its GPUs.
-    """
-    (chart,) = charts.sweep_charts(sweep)
-    return _figure(sweep.name, chart.figure)
-
-
-def comparison_figure(comparison: Comparison) -> Figure:
-    """A bar a change, the fastest first: how many ms the step is longer, with its interval."""
-    (chart,) = charts.comparison_charts(comparison)
-    return _figure(comparison.name, chart.figure)
-
-
-def tuning_figure(tuning: Tuning) -> Figure:
-    """The pick, and the fastest where it is another, against the scenario as it is."""
-    (chart,) = charts.tuning_charts(tuning)
-    return _figure(tuning.name, chart.figure)
-
-
-def sensitivity_figure(explanation: Explanation) -> Figure:
-    """A bar an input: by how many milliseconds the step is longer when it changes."""
-    found = charts.sensitivity_figure(explanation.sensitivities)
-    return _figure(explanation.result.name, found)
-
-
-def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
-    """A bar a cause that is worth saying: its probability in percent."""
-    return _figure(diagnosis.name, charts.diagnosis_figure(diagnosis))
-
-
-def plan_figure(plan: CapacityPlan) -> Figure:
-    """Days of the whole work over the number of GPUs, with its band; the answer is marked."""
-    of_time, _ = charts.plan_charts(plan)
-    return _figure(plan.name, of_time.figure)
-
-
-def _figure(name: str, drawn: Mapping[str, Any]) -> Figure:
-    """A page's figure with a title, in colours that need no style sheet."""
-    found: dict[str, Any] = _coloured(drawn)
-    return Figure(found["data"], found["layout"] | {"title": {"text": charts.shown(name)}})
 
 
 def _coloured(value: Any) -> Any:

@@ -11,6 +11,7 @@ from ddpsim.report.page.tables import parts
 from ddpsim.report.sweep import figures_in_words, short_keys, shown_points
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.drawn import Tabled
 from ddpsim.result.model import Result
 from ddpsim.result.sweep import Point, Sweep
 from ddpsim.result.words import interval_in_words
@@ -23,15 +24,23 @@ from ddpsim.units import (
 from ddpsim.wording import counted, ranks
 
 
-def result_table(result: Result) -> str:
-    """Step, interval, throughput and bottleneck, then each part of the step with its share."""
-    return _table(
-        f"{result.name}, {ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)}",
-        _answer(result),
-    )
+def table_of(answer: Tabled) -> str:
+    """The figures of an answer, which its text shows too."""
+    match answer:
+        case Result():
+            size = ranks(answer.nodes, answer.gpus_per_node, answer.gpus_by_node)
+            return _table(f"{answer.name}, {size}", _answer(answer))
+        case Sweep():
+            return _sweep_table(answer)
+        case Comparison():
+            return _comparison_table(answer)
+        case CapacityPlan():
+            return _plan_table(answer)
+    raise TypeError(f"{type(answer).__name__} has no table")
 
 
 def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
+    """Step, interval, throughput and bottleneck, then each part of the step with its share."""
     step = format_duration(result.iteration_time_s.mean)
     yield "step", step, interval_in_words(result.prediction_interval_s)
     efficiency = f"{format_percent(result.scaling_efficiency)} of one device without DDP"
@@ -43,7 +52,7 @@ def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "warning", "", warning
 
 
-def sweep_table(sweep: Sweep) -> str:
+def _sweep_table(sweep: Sweep) -> str:
     """A row a point, as `ddpsim sweep` prints them: of many points the best."""
     points = shown_points(sweep)
     less = f", the best {len(points)}" if len(points) < len(sweep.points) else ""
@@ -68,7 +77,7 @@ def _mark(sweep: Sweep, point: Point) -> str:
     return "front" if any(point is other for other in sweep.front) else ""
 
 
-def comparison_table(comparison: Comparison) -> str:
+def _comparison_table(comparison: Comparison) -> str:
     """A row a change, the fastest first, then those that cannot be had."""
     step = format_duration(comparison.step_s)
     size = counted(comparison.world_size, "rank")
@@ -94,7 +103,7 @@ def _change(change: Change) -> tuple[str, ...]:
     )
 
 
-def plan_table(plan: CapacityPlan) -> str:
+def _plan_table(plan: CapacityPlan) -> str:
     """A row a world size, the answer marked."""
     cost = plan.price.currency if plan.price else ""
     head = ("GPUs", "nodes", "step", "time", "GPU-hours", cost, "scaling", "bottleneck", "")
