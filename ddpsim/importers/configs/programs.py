@@ -39,6 +39,11 @@ _AMP = {
 }
 
 
+def _idle(keys: str) -> dict[str, Rule]:
+    """Keys that change no step, whatever their values."""
+    return dict.fromkeys(keys.split(), IDLE)
+
+
 def _clips(value: Any) -> Settings | None:
     return _CLIPS if isinstance(value, (int, float)) and value > 0 else None
 
@@ -143,8 +148,6 @@ _TITAN: dict[str, Rule] = {
         {"true": {"ddp.fully_shard.offload_policy": "CPUOffloadPolicy"}, "false": {}}
     ),
     "training.mixed_precision_*": IDLE,  # _titan
-    "training.gc_freq": IDLE,
-    **dict.fromkeys(("training.steps", "training.dataset*", "training.seed"), IDLE),
     "training.deterministic": only("false"),
     "training.tensor_parallel_degree": only("1", instead=_REPLICA),
     "training.data_parallel_*": IDLE,  # _titan
@@ -168,22 +171,22 @@ _TITAN: dict[str, Rule] = {
     ),
     "activation_checkpoint.mode": only("none", "full", "selective", "memory_budget"),  # _titan
     "activation_checkpoint.memory_budget": IDLE,  # _checkpoints
-    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": IDLE,
     "activation_checkpoint.selective_ac_option": IDLE,  # _checkpoints
     "activation_checkpoint.early_stop": only("false"),
     "compile.enable": chosen({"true": _BLOCKS, "false": {}}),
-    **dict.fromkeys(("compile.components", "compile.backend"), IDLE),
     **dict.fromkeys(("model.name", "model.flavor", "model.converters"), IDLE),  # _titan
-    **dict.fromkeys(("model.tokenizer_path", "model.hf_assets_path"), IDLE),
-    **dict.fromkeys(("model.print_after_conversion", "model.norm_type"), IDLE),
     "optimizer.early_step_in_backward": only("false"),
     **dict.fromkeys(("optimizer.name", "optimizer.implementation"), IDLE),  # _titan
-    **dict.fromkeys(("optimizer.lr", "optimizer.beta*", "optimizer.eps"), IDLE),
-    "optimizer.weight_decay": IDLE,
     **dict.fromkeys(("float8.*", "quantize.*", "mx.*"), IDLE),  # of model.converters
-    **dict.fromkeys(("job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*"), IDLE),
-    **dict.fromkeys(("comm.*", "experimental.*", "validation.*", "fault_tolerance.*"), IDLE),
-    "memory_estimation.*": IDLE,
+    **_idle(
+        "training.gc_freq training.steps training.dataset* training.seed "
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns "
+        "compile.components compile.backend model.tokenizer_path model.hf_assets_path "
+        "model.print_after_conversion model.norm_type optimizer.lr optimizer.beta* "
+        "optimizer.eps optimizer.weight_decay job.* profiling.* metrics.* lr_scheduler.* "
+        "checkpoint.* comm.* experimental.* validation.* fault_tolerance.* "
+        "memory_estimation.*"
+    ),
 }
 
 
@@ -289,8 +292,6 @@ _ZERO: dict[str, Rule] = {
     "data_types.grad_accum_dtype": only("bf16", instead="gradients of another type"),
     "gradient_clipping": IDLE,  # the norm is taken anyway
     "optimizer.type": lambda value: _optimizer(value, fused=True),
-    "optimizer.params.*": IDLE,
-    "scheduler.*": IDLE,
     "bf16.*": IDLE,  # _zero
     "fp16.*": IDLE,  # _zero
     "zero_optimization.stage": only("0", "1", "2", "3"),
@@ -302,13 +303,13 @@ _ZERO: dict[str, Rule] = {
     "zero_optimization.zero_quantized_*": only("false", instead="ZeRO++"),
     "zero_optimization.zero_hpz_partition_size": only("1", instead="ZeRO++"),
     "zero_optimization.*": IDLE,  # _zero, or of no effect
-    "zero_allow_untested_optimizer": IDLE,
-    "zero_force_ds_cpu_optimizer": IDLE,
     "activation_checkpointing.*": IDLE,  # how, where the model asks for it
     "compression_training.*": only("false", instead="compression"),
-    **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "dump_state"), IDLE),
-    **dict.fromkeys(("tensorboard.*", "wandb.*", "csv_monitor.*", "flops_profiler.*"), IDLE),
-    "comms_logger.*": IDLE,
+    **_idle(
+        "optimizer.params.* scheduler.* zero_allow_untested_optimizer "
+        "zero_force_ds_cpu_optimizer steps_per_print wall_clock_breakdown dump_state "
+        "tensorboard.* wandb.* csv_monitor.* flops_profiler.* comms_logger.*"
+    ),
 }
 
 
@@ -358,14 +359,15 @@ _ACCELERATE: dict[str, Rule] = {
     "deepspeed_config.offload_*": only("none", "cpu", instead=_OFFLOAD),
     **{f"deepspeed_config.{key}": IDLE for key in _ZERO_KEYS},  # _zero
     "dynamo_config.dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
-    "dynamo_config.*": IDLE,
     "dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
     "megatron_lm_config.*": only(instead="Megatron-LM"),
     "parallelism_config.*": only("1", instead=_REPLICA),
     "fp8_config.*": IDLE,  # of mixed_precision: fp8
-    **dict.fromkeys(("compute_environment", "debug", "machine_rank", "main_*", "rdzv_*"), IDLE),
-    **dict.fromkeys(("same_network", "gpu_ids", "use_cpu", "tpu_*", "enable_cpu_affinity"), IDLE),
-    **dict.fromkeys(("downcast_bf16", "command_file", "commands", "deepspeed_hostfile"), IDLE),
+    **_idle(
+        "dynamo_config.* compute_environment debug machine_rank main_* rdzv_* same_network "
+        "gpu_ids use_cpu tpu_* enable_cpu_affinity downcast_bf16 command_file commands "
+        "deepspeed_hostfile"
+    ),
 }
 
 
@@ -407,39 +409,31 @@ _TRAINER: dict[str, Rule] = {
     "per_device_train_batch_size": copied("workload.batch_per_rank"),
     "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
     "gradient_checkpointing": chosen({"true": {"workload.checkpointing": "full"}, "false": {}}),
-    "gradient_checkpointing_kwargs.*": IDLE,
     "max_grad_norm": _clips,
     **dict.fromkeys(("bf16", "fp16", "tf32", "fsdp", "fsdp_min_num_params"), IDLE),  # _trainer
-    "fsdp_transformer_layer_cls_to_wrap": IDLE,
     **{f"fsdp_config.{at}{key}": IDLE for at in ("", "fsdp_") for key in _FSDP_KEYS},
     **{f"fsdp_config.{key}": IDLE for key in ("limit_all_gathers", "xla*")},
     "optim": only("adamw_torch", "adamw_torch_fused", "sgd", instead=_OPTIM),
-    "optim_args": IDLE,
     "torch_compile": chosen({"true": _COMPILED, "false": {}}),
-    "torch_compile_*": IDLE,
     "deepspeed": only(instead="import that file too"),
     **_inside(_ZERO, "deepspeed."),
     **_DDP_KEYS,
     "use_liger_kernel": only("false", instead="fused kernels"),
-    "neftune_noise_alpha": IDLE,
     "parallelism_config": only(instead=_REPLICA),
-    **dict.fromkeys(
-        (
-            *("output_dir", "overwrite_output_dir", "do_*", "prediction_loss_only", "seed"),
-            *("eval_*", "evaluation_strategy", "per_device_eval_batch_size", "logging_*"),
-            *("learning_rate", "lr_scheduler_*", "warmup_*", "weight_decay", "adam_*", "num_*"),
-            *("save_*", "push_to_hub*", "hub_*", "report_to", "run_name", "metric_*", "greater_*"),
-            *("load_best_*", "dataloader_*", "remove_unused_columns", "label_*", "group_by_length"),
-            *("length_column_name", "data_seed", "resume_from_checkpoint", "disable_tqdm", "_*"),
-            *("max_steps", "log_level*", "log_on_each_node", "ignore_data_skip", "include_*"),
-            *("auto_find_batch_size", "full_determinism", "past_index", "local_rank", "no_cuda"),
-            *("use_cpu", "use_mps_device", "skip_memory_metrics", "torchdynamo", "accelerator_*"),
-            *("batch_eval_metrics", "average_tokens_across_devices", "half_precision_backend"),
-            *("fp16_*", "bf16_full_eval", "tpu_*", "debug", "restore_callback*", "mp_parameters"),
-            *("project", "trackio_space_id", "jit_mode_eval", "use_legacy_*", "ray_scope"),
-            "torch_empty_cache_steps",
-        ),
-        IDLE,
+    **_idle(
+        "gradient_checkpointing_kwargs.* fsdp_transformer_layer_cls_to_wrap optim_args "
+        "torch_compile_* neftune_noise_alpha output_dir overwrite_output_dir do_* "
+        "prediction_loss_only seed eval_* evaluation_strategy per_device_eval_batch_size "
+        "logging_* learning_rate lr_scheduler_* warmup_* weight_decay adam_* num_* save_* "
+        "push_to_hub* hub_* report_to run_name metric_* greater_* load_best_* dataloader_* "
+        "remove_unused_columns label_* group_by_length length_column_name data_seed "
+        "resume_from_checkpoint disable_tqdm _* max_steps log_level* log_on_each_node "
+        "ignore_data_skip include_* auto_find_batch_size full_determinism past_index "
+        "local_rank no_cuda use_cpu use_mps_device skip_memory_metrics torchdynamo "
+        "accelerator_* batch_eval_metrics average_tokens_across_devices "
+        "half_precision_backend fp16_* bf16_full_eval tpu_* debug restore_callback* "
+        "mp_parameters project trackio_space_id jit_mode_eval use_legacy_* ray_scope "
+        "torch_empty_cache_steps"
     ),
 }
 
@@ -512,25 +506,16 @@ _LIGHTNING: dict[str, Rule] = {
     f"{_AT}state_dict_type": IDLE,
     "data.init_args.batch_size": copied("workload.batch_per_rank"),
     "data.batch_size": copied("workload.batch_per_rank"),
-    "data.*": IDLE,
-    "model.*": IDLE,
     "optimizer.class_path": lambda value: _optimizer(value, fused=False),
-    "optimizer.*": IDLE,
-    "lr_scheduler.*": IDLE,
-    "seed_everything": IDLE,
-    "ckpt_path": IDLE,
-    "trainer.overfit_batches": IDLE,
-    **dict.fromkeys(
-        (
-            *("trainer.accelerator", "trainer.logger*", "trainer.callbacks*", "trainer.max_*"),
-            *("trainer.min_*", "trainer.limit_*", "trainer.check_val_*", "trainer.num_sanity_*"),
-            *("trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.enable_*"),
-            *("trainer.deterministic", "trainer.benchmark", "trainer.inference_mode"),
-            *("trainer.use_distributed_sampler", "trainer.profiler*", "trainer.detect_anomaly"),
-            *("trainer.barebones", "trainer.plugins", "trainer.reload_*", "trainer.default_*"),
-            *("trainer.fast_dev_run", "trainer.gradient_clip_algorithm", "trainer.model_registry"),
-        ),
-        IDLE,
+    **_idle(
+        "data.* model.* optimizer.* lr_scheduler.* seed_everything ckpt_path "
+        "trainer.overfit_batches trainer.accelerator trainer.logger* trainer.callbacks* "
+        "trainer.max_* trainer.min_* trainer.limit_* trainer.check_val_* trainer.num_sanity_* "
+        "trainer.val_check_interval trainer.log_every_n_steps trainer.enable_* "
+        "trainer.deterministic trainer.benchmark trainer.inference_mode "
+        "trainer.use_distributed_sampler trainer.profiler* trainer.detect_anomaly "
+        "trainer.barebones trainer.plugins trainer.reload_* trainer.default_* "
+        "trainer.fast_dev_run trainer.gradient_clip_algorithm trainer.model_registry"
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail, given
-from ddpsim.scenario.options.fully_shard import CpuOffload, Units
+from ddpsim.scenario.options.fully_shard import CpuOffload, SentTypes, Units
 
 ShardingStrategy = Literal[
     "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
@@ -16,15 +16,9 @@ HYBRID: tuple[ShardingStrategy, ...] = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _FREEING: tuple[ShardingStrategy, ...] = ("FULL_SHARD", "HYBRID_SHARD")
 
 
-class FlatMixedPrecision(Spec):
+class FlatMixedPrecision(SentTypes):
     """What is sent, as torch's MixedPrecision has it; omitted: as the parameters are."""
 
-    param: Literal["bfloat16", "float16"] | None = Field(
-        None, description="param_dtype: of gathered parameters, and of compute"
-    )
-    reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="reduce_dtype: of reduced gradients; omitted: as param"
-    )
     buffer: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="buffer_dtype: to which buffers are cast once; costs a step nothing"
     )

@@ -56,8 +56,8 @@ Units = Annotated[
 ]
 
 
-class MixedPrecision(Spec):
-    """What is sent, as torch's MixedPrecisionPolicy has it; omitted: as the parameters are."""
+class SentTypes(Spec):
+    """The types of what is sent; omitted: as the parameters are."""
 
     param: Literal["bfloat16", "float16"] | None = Field(
         None, description="param_dtype: of gathered parameters, and of compute"
@@ -65,6 +65,11 @@ class MixedPrecision(Spec):
     reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="reduce_dtype: of reduced gradients; omitted: as param"
     )
+
+
+class MixedPrecision(SentTypes):
+    """What is sent, as torch's MixedPrecisionPolicy has it; omitted: as the parameters are."""
+
     output: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="output_dtype: of a unit's outputs, which the next unit casts back"
     )
