@@ -95,18 +95,9 @@ def diagnose(
 ) -> Diagnosis:
     """Hold every cause that can apply against what was measured of a real job, and rank them.
 
-    `measured` is the step, as in `"916 ms"`, or steps on several numbers of GPUs, as in
-    `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`, or with several numbers of micro-batches or of samples
-    a rank, as in `"accumulation 1: 2 s, accumulation 4: 5 s"` or `"batch 8: 1 s, batch 16: 1.5 s"`.
-    The rest is of the scenario's own ranks: `without_sync` a step under `model.no_sync()`; of a
-    step, `exposed` the time in which the GPU waits for communication, and `data_wait` that in which
-    it waits for a batch (`"synthetic"`: it never does); `all_reduce` rows of nccl-tests, as in
-    `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under NCCL_DEBUG=INFO, `traces`
-    a folder with PyTorch profiler's traces of its ranks. Several diagnoses of one scenario are
-    faster if they share its `Case`.
-
-    Raises InputError for text that does not say this, ImportFailedError for files that are
-    not of this job, and ScenarioError for numbers of GPUs that the scenario does not fit.
+    What was measured is text or a file, as `ddpsim.diagnose` takes it, and `measured` all the steps
+    that are known: on several numbers of GPUs, of micro-batches or of samples a rank. Raises as
+    that does. Several diagnoses of one scenario are faster if they share its `Case`.
     """
     texts = {
         "measured": measured,
