@@ -38,7 +38,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A scenario as data, and what in it nobody told."""
+    """A scenario as data, and what in it nobody told: each assumption in words."""
 
     document: dict[str, Any]
     assumed: tuple[str, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces
+from ddpsim.recorded.learned import StartingPoint
 from ddpsim.scenario import catalog
 from ddpsim.scenario.cluster import NEWEST_NCCL, OLDEST_NCCL
 from ddpsim.scenario.ddp import Ddp
@@ -21,15 +21,7 @@ _USUAL_CAPS_MB = (
 _GPUS_PER_NODE = 8
 
 
-@dataclass(frozen=True)
-class TracedJob:
-    """A scenario as data, and what in it no trace tells: each assumption in words."""
-
-    document: dict[str, Any]
-    assumed: tuple[str, ...]
-
-
-def traced_job(traces: RankTraces) -> TracedJob:
+def traced_job(traces: RankTraces) -> StartingPoint:
     """What the traces say of a job, in a scenario's words; the files stay where they are."""
     typical = traces.typical
     nodes, gpus = usual_layout(traces.world_size or 1)
@@ -49,7 +41,7 @@ def traced_job(traces: RankTraces) -> TracedJob:
         "cluster": cluster,
         "run": {"allow_extrapolation": True},
     }
-    return TracedJob(document, (*_assumed(traces, nodes, gpus), *unknown))
+    return StartingPoint(document, (*_assumed(traces, nodes, gpus), *unknown))
 
 
 def _options(traces: RankTraces) -> dict[str, Any]:
