@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpsim.errors import missing
@@ -233,44 +234,28 @@ class Sweep(Tabled):
         return DataFrame(self.rows())
 
 
+_FIGURES = {  # by their names in a row
+    "world_size": "world_size",
+    "iteration_time_s": "iteration_time_s.mean",
+    "iteration_time_s_p10": "iteration_time_s.p10",
+    "iteration_time_s_p50": "iteration_time_s.p50",
+    "iteration_time_s_p90": "iteration_time_s.p90",
+    "throughput_samples_per_s": "throughput_samples_per_s",
+    "throughput_per_gpu": "throughput_per_gpu",
+    "scaling_efficiency": "scaling_efficiency",
+    "comm_time_s": "comm_time_s",
+    "exposed_comm_s": "exposed_comm_s",
+    "memory_bytes_per_gpu": "memory_bytes_per_gpu.total",
+    "fits": "memory_bytes_per_gpu.fits",
+}
+
+
 def _figures(point: Point) -> dict[str, Any]:
-    brief = point.brief
-    if brief is None:
-        figures: dict[str, Any] = dict.fromkeys(_NAMES)
-    else:
-        times = brief.iteration_time_s
-        values = (
-            brief.world_size,
-            times.mean,
-            times.p10,
-            times.p50,
-            times.p90,
-            brief.throughput_samples_per_s,
-            brief.throughput_per_gpu,
-            brief.scaling_efficiency,
-            brief.comm_time_s,
-            brief.exposed_comm_s,
-        )
-        figures = dict(zip(_NAMES, (rounded(value) for value in values), strict=False))
-        memory = brief.memory_bytes_per_gpu
-        figures |= {"memory_bytes_per_gpu": memory.total, "fits": memory.fits}
+    figures = {
+        name: rounded(attrgetter(path)(point.brief)) if point.brief else None
+        for name, path in _FIGURES.items()
+    }
     return figures | {"problem": point.problem}
-
-
-_NAMES = (
-    "world_size",
-    "iteration_time_s",
-    "iteration_time_s_p10",
-    "iteration_time_s_p50",
-    "iteration_time_s_p90",
-    "throughput_samples_per_s",
-    "throughput_per_gpu",
-    "scaling_efficiency",
-    "comm_time_s",
-    "exposed_comm_s",
-    "memory_bytes_per_gpu",
-    "fits",
-)
 
 
 def _marks(point: Point, best: Point | None, front: Sequence[Point]) -> dict[str, bool]:
