@@ -118,15 +118,8 @@ class Measurement(Part):
     @property
     def key(self) -> tuple[object, ...]:
         """What makes it the same measurement, for `--resume`."""
-        return (
-            self.kind,
-            self.variant,
-            self.group,
-            self.nodes,
-            self.gpus_per_node,
-            self.size_bytes,
-            self.parameters,
-        )
+        names = ("kind", "variant", "group", "nodes", "gpus_per_node", "size_bytes", "parameters")
+        return tuple(getattr(self, name) for name in names)
 
 
 class Record(Part):
