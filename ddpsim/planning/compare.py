@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
-from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import (
@@ -194,18 +193,13 @@ def _other_types(first: _Side, other: _Side | DdpsimError) -> Iterator[str]:
 
 def _steps_s(sides: Sequence[_Side], told: Stage) -> _Steps:
     """Every side's step without noise, as it is and with each uncertain term at its edges."""
-    asked = [
-        (side, term, factor)
-        for side in sides
-        for term, factor in [_UNCHANGED, *_edges(uncertainties(side.job))]
-    ]
-    requests = [side.job.calm_request(**{term: factor}) for side, term, factor in asked]
-    share = 0.5 * len(sides) / len(requests)
-    steps = run_many(requests, lambda ended: told.advance(share * ended))
-    return {
-        (id(side), term, factor): step.mean_s
-        for (side, term, factor), step in zip(asked, steps, strict=True)
-    }
+    known: _Steps = {}
+    for side in sides:
+        asked = [_UNCHANGED, *_edges(uncertainties(side.job))]
+        steps_s = side.job.steps_s([{term: factor} for term, factor in asked])
+        known |= {(id(side), *each): step_s for each, step_s in zip(asked, steps_s, strict=True)}
+        told.advance(0.5)
+    return known
 
 
 _UNCHANGED = ("compute", 1.0)
@@ -308,11 +302,12 @@ def each_strategy(
     for name in other_strategies():
         settings = (f"ddp.strategy={name}", *synced)
         yield option(document, *settings, title=name, note="of another package")
+    parts = Parts()
     for settings in shardings(scenario, sharding, rounds=True):
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)
-        if changes := settings_to_fit(document, settings):
+        if changes := settings_to_fit(document, settings, parts=parts):
             fits = f"{name}, {fit_in_words(changes)}"
             yield option(document, *settings, *changes, title=fits, note=note)
         if name == "zero1":

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
+from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.document import Document
@@ -135,18 +136,22 @@ def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...
 
 
 def settings_to_fit(
-    document: Document, settings: Sequence[str], size: tuple[int, int] | None = None
+    document: Document,
+    settings: Sequence[str],
+    size: tuple[int, int] | None = None,
+    parts: Parts | None = None,
 ) -> tuple[str, ...]:
     """Micro-batches, checkpointing, offloading or views of buckets; none where it fits, or cannot.
 
-    Of a document with settings, on so many nodes and GPUs of each, or on its own.
+    Of a document with settings, on so many nodes and GPUs of each, or on its own. `parts`: see
+    `resolve`.
     """
     try:
         scenario = parse(document.changed(settings))
         if size is not None:
             update = {"cluster": scenario.cluster.resized(*size)}
             scenario = scenario.model_copy(update=update)
-        ways = ways_to_fit(resolve(scenario), same_strategy=True)
+        ways = ways_to_fit(resolve(scenario, parts=parts), same_strategy=True)
         found = next((way.settings for way in ways if way.why.startswith("fits")), ())
         if found:
             parse(document.changed((*settings, *found)))

@@ -78,7 +78,7 @@ def named_units(
     """
     names = [name for name, _ in sizes]
     if choice == "blocks":
-        return block_names(sizes)
+        return _blocks_of(tuple(sizes))
     if isinstance(choice, BySize):
         least, whole = choice.min_parameters, sum(numel for _, numel in sizes)
         if least > whole:
@@ -101,6 +101,9 @@ def chain_of(module: str, places: Mapping[str, int]) -> tuple[int, ...]:
 def _chains_of(names: tuple[str, ...], prefixes: tuple[str, ...]) -> list[tuple[int, ...]]:
     places = places_of(prefixes)
     return [chain_of(name, places) for name in names]
+
+
+_blocks_of = lru_cache(maxsize=16)(block_names)
 
 
 def places_of(prefixes: Iterable[str]) -> dict[str, int]:
