@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import MOST_MORE, Settled, host_of, run_settled, settled
+from ddpsim.engine.run import MOST_MORE, Settled, host_of, run_settled, settled, step_begun_ns
 from ddpsim.result.summary import SteadyStep, lengths_ns
 from ddpsim.units import NS_PER_S
 
@@ -62,7 +62,7 @@ def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple
     shortest and the longest of a step's lengths on all ranks hold those of every later step.
     """
     found: dict[int, tuple[float, float]] = {}
-    groups: dict[Hashable, dict[int, Request]] = defaultdict(dict)
+    groups: dict[tuple[Hashable, int, Hashable], dict[int, Request]] = defaultdict(dict)
     for place, asked in enumerate(requests):
         if not _may_begin_late(asked):
             continue
@@ -73,8 +73,9 @@ def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple
             mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
             key = asked.program.steady_period[0].shape, asked.plan.period, mesh
             groups[key][place] = asked
-    for group in groups.values():
-        found |= _begun_late_s(group, suffices)
+    for (_, ranks, _), group in groups.items():
+        few = ranks == 1 and len(group) < _FEW_LANES
+        found |= _begun_alone_s(group) if few else _begun_late_s(group, suffices)
     left = [place for place in range(len(requests)) if place not in found]
     steps = _run_different([requests[place] for place in left], lambda _: None, counts=False)
     found |= {place: 2 * (step.mean_s,) for place, step in zip(left, steps, strict=True)}
@@ -91,7 +92,6 @@ def _may_begin_late(asked: Request) -> bool:
     if (
         waits
         or asked.varies
-        or plan.period == 1
         or not (plan.needs_no_events and program.is_uniform)
     ):
         return False
@@ -144,6 +144,17 @@ def _begun_late_s(
         if cycle_ns and sums and sums.stood_ns is None:
             sums.stood_ns = now_ns[i] - now_ns[i].min()
     return told
+
+
+def _begun_alone_s(group: Mapping[int, Request]) -> dict[int, tuple[float, float]]:
+    """The same of jobs of which one rank stands for all, one after the other."""
+    found: dict[int, tuple[float, float]] = {}
+    for place, asked in group.items():
+        host = Host(replace(asked.program, warmup=0), MOST_MORE)
+        length_ns = step_begun_ns(asked, host, int(_LATE_NS))
+        if _is_ahead(host, length_ns):
+            found[place] = 2 * (length_ns / NS_PER_S,)
+    return found
 
 
 def _ahead(

@@ -14,7 +14,7 @@ from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.lane import Lane, Met, closed_form
+from ddpsim.engine.fast.lane import Lane, Meet, Met, closed_form
 from ddpsim.engine.program import Loader
 from ddpsim.engine.request import Request
 from ddpsim.result.timeline import Timeline
@@ -186,9 +186,24 @@ def host_of(request: Request) -> Host:
 
 
 def _alone(request: Request, *, tells: bool) -> tuple[Timeline, set[str]]:
-    """A rank that stands for all never waits for a peer."""
-    host = host_of(request)
-    paths, traffic = {"lane"}, request.traffic
+    """A rank that stands for all."""
+    host, paths = host_of(request), {"lane"}
+    lane = Lane(host, _meet_alone(request, paths), tells=tells)
+    warmup, repeats = lane.train(host.steps if request.varies else None)
+    return Timeline({0: lane.timeline}, warmup, 0, [0], repeats), paths
+
+
+def step_begun_ns(request: Request, host: Host, begin_ns: int) -> int:
+    """Length of the first step, of a rank that stands for all and begins it then."""
+    lane = Lane(host, _meet_alone(request, set()), tells=False)
+    lane.begin_late(begin_ns)
+    lane.train(1)
+    return lane.timeline.step_ends_ns[0] - begin_ns
+
+
+def _meet_alone(request: Request, paths: set[str]) -> Meet:
+    """A rank that stands for all never waits for a peer; `paths`: how collectives are found."""
+    traffic = request.traffic
     network = Flows(traffic)
     alone: dict[tuple[str, str, int], tuple[int, Fraction]] = {}  # what nothing else slows down
 
@@ -208,6 +223,4 @@ def _alone(request: Request, *, tells: bool) -> tuple[Timeline, set[str]]:
         paths.update(("whole", path))
         return Met(joined_ns, network.end_alone_ns(joined_ns, flow), slowdown)
 
-    lane = Lane(host, meet, tells=tells)
-    warmup, repeats = lane.train(host.steps if request.varies else None)
-    return Timeline({0: lane.timeline}, warmup, 0, [0], repeats), paths
+    return meet

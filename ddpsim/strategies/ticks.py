@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from ddpsim.units import to_ns
@@ -30,16 +31,16 @@ class Ticks:
 
     def host_ns(self, seconds: float, factor: float = 1) -> int:
         """Host time, `factor` times as long."""
-        return self._on_host(to_ns(seconds), factor)
+        return _ticks(0.0, seconds, self.host_factor, factor, 1)[0]
 
     def launch(self, work: Work, factor: float = 1, threads: int = 1) -> Launch:
         """Work that takes host and device `factor` times as long.
 
         `threads`: so many threads launch the same, one after the other.
         """
-        host_ns = threads * to_ns(work.kernels * self.launch_s + work.host_s)
-        device_ns = round(factor * to_ns(work.device_s))
-        return Launch(self._on_host(host_ns, factor), device_ns, work.names)
+        device_s, kernels, host_s, names = work
+        launched_s = kernels * self.launch_s + host_s
+        return Launch(*_ticks(device_s, launched_s, self.host_factor, factor, threads), names)
 
     def launches(
         self, works: Iterable[Work], factor: float = 1, threads: int = 1
@@ -47,5 +48,11 @@ class Ticks:
         """Each of several pieces of work."""
         return tuple(self.launch(work, factor, threads) for work in works)
 
-    def _on_host(self, host_ns: int, factor: float) -> int:
-        return round(self.host_factor * round(factor * host_ns))
+
+@lru_cache(maxsize=2**14)  # blocks of a model, and its variants, have the same works
+def _ticks(
+    device_s: float, host_s: float, host_factor: float, factor: float, threads: int
+) -> tuple[int, int]:
+    """Of the host, in which so many threads do the same, and of the device."""
+    host_ns = round(host_factor * round(factor * (threads * to_ns(host_s))))
+    return host_ns, round(factor * to_ns(device_s))

@@ -99,6 +99,10 @@ class Lane(Evaluator):
         self._slow: deque[Slow] = deque()
         self._waited = False  # the device, or a collective, for a launch
 
+    def begin_late(self, begin_ns: int) -> None:
+        """The rank begins the first step then."""
+        self._stream_ns = begin_ns
+
     def train(self, steps: int | None = None) -> tuple[int, int]:
         """So many steps; None: until the first that all after it are like, or else all.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import ceil
 from typing import Protocol
 
@@ -185,9 +185,8 @@ def passes_of(
 
     `gradient_bytes`: of a parameter's gradient, as the backward makes it.
     """
-    launch = cache(ticks.launch)  # blocks are alike
     forward = [
-        LaunchedPiece(chain, launch(work)) for chain, work, _ in forward_pieces(model, units)
+        LaunchedPiece(chain, ticks.launch(work)) for chain, work, _ in forward_pieces(model, units)
     ]
     made = [*(gradient_bytes(i) for i in model.ready_order), 0]
     pieces = backward_pieces(model, units)
@@ -195,7 +194,7 @@ def passes_of(
     def backward(works: Iterable[Work]) -> list[LaunchedPiece]:
         each = zip(pieces, works, made, strict=True)
         return [
-            LaunchedPiece(piece.chain, launch(work), size_bytes) for piece, work, size_bytes in each
+            LaunchedPiece(piece.chain, ticks.launch(work), size_bytes) for piece, work, size_bytes in each
         ]
 
     first = Pass(forward, backward(model.backward))
