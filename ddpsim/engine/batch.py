@@ -89,11 +89,7 @@ def _may_begin_late(asked: Request) -> bool:
     """
     program, plan = asked.program, asked.plan
     waits = program.synchronizes or program.loader is not None
-    if (
-        waits
-        or asked.varies
-        or not (plan.needs_no_events and program.is_uniform)
-    ):
+    if waits or asked.varies or not (plan.needs_no_events and program.is_uniform):
         return False
     if asked.sums is None and program.steady_period[0].is_bound_by_host:
         return False

@@ -47,6 +47,13 @@ class Stretch(NamedTuple):
         return self.works_ns - self.number
 
 
+class _Moments(NamedTuple):
+    """Instructions, each with its moment, and what lies between batches; see CompiledStep."""
+
+    timed: tuple[tuple[int, Instruction], ...]
+    between_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class CompiledStep:
     """The instructions of a step, as launched, and with their moments.
@@ -61,9 +68,7 @@ class CompiledStep:
     """
 
     launched: tuple[Instruction, ...]
-    timed: tuple[tuple[int, Instruction], ...]
-    between_ns: tuple[int, ...]
-    last_ns: int
+    blocks: bool
 
     @classmethod
     def of(cls, step: tuple[Instruction, ...], *, blocks: bool = False) -> CompiledStep:
@@ -76,14 +81,30 @@ class CompiledStep:
                 del _known[next(iter(_known))]
         return found
 
-    @classmethod
-    def timed_of(cls, step: tuple[Instruction, ...], *, blocks: bool) -> CompiledStep:
-        """The same, compiled anew."""
+    @property
+    def timed(self) -> tuple[tuple[int, Instruction], ...]:
+        """Each instruction with its moment."""
+        return self._moments.timed
+
+    @property
+    def between_ns(self) -> tuple[int, ...]:
+        """See above."""
+        return self._moments.between_ns
+
+    @property
+    def last_ns(self) -> int:
+        """See above."""
+        return self._moments.between_ns[-1]
+
+    @cached_property
+    def _moments(self) -> _Moments:
+        """Found once somebody asks, as many steps of a warm-up are never simulated."""
+        blocks = self.blocks
         waits = (LoadBatch, Synchronize, *((Await,) if blocks else ()))
         timed: list[tuple[int, Instruction]] = []
         between_ns: list[int] = []
         now_ns = 0
-        for instruction in step:
+        for instruction in self.launched:
             if isinstance(instruction, Compute):
                 now_ns += instruction.host_ns
                 timed.append((now_ns, instruction))
@@ -98,7 +119,7 @@ class CompiledStep:
             timed.insert(place, (now_ns, instruction))
             if isinstance(instruction, waits):
                 now_ns = 0
-        return cls(step, tuple(timed), (*between_ns, now_ns), now_ns)
+        return _Moments(tuple(timed), (*between_ns, now_ns))
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -121,6 +142,11 @@ class CompiledStep:
     def works(self) -> tuple[Compute, ...]:
         """What the device computes, in the order of launch."""
         return tuple(i for i in self.launched if isinstance(i, Compute))
+
+    @cached_property
+    def longest_work_ns(self) -> int:
+        """Of the device, at full rate."""
+        return max((each.device_ns for each in self.works), default=0)
 
     @cached_property
     def is_bound_by_host(self) -> bool:
@@ -192,7 +218,7 @@ _known: dict[tuple[int, bool], tuple[tuple[Instruction, ...], CompiledStep]] = {
 
 @lru_cache(maxsize=_KEPT)
 def _compiled(step: tuple[Instruction, ...], blocks: bool) -> CompiledStep:  # noqa: FBT001
-    return CompiledStep.timed_of(step, blocks=blocks)
+    return CompiledStep(step, blocks)
 
 
 def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:

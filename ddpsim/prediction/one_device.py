@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.cost import SingleRankCost
@@ -13,7 +13,7 @@ from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ProcessGroup, duration_ns
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import run
+from ddpsim.engine.run import run_settled, settled
 from ddpsim.errors import InputError
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import steps_of
@@ -38,9 +38,13 @@ _SHARD_THE_OPTIMIZER = (
 )
 
 
-def on_one_rank(program: Program) -> Timeline:
-    """Steady steps of a rank that is alone, and never waits for data."""
-    return run(Request(replace(program, loader=None, iterations=2), SingleRankCost(), 1)).timeline
+def on_one_rank(program: Program, *, tells: bool = True) -> Timeline:
+    """Steady steps of a rank that is alone, and never waits for data.
+
+    Without `tells` the timeline may lack all but when steps begin and end.
+    """
+    alone = Request(replace(program, loader=None, iterations=2), SingleRankCost(), 1)
+    return run_settled(settled(alone), tells=tells).timeline
 
 
 def as_measured(ddp: Ddp) -> Ddp:
@@ -70,7 +74,7 @@ def times_as_priced(
 
     @cache
     def step_s(times: float) -> float:
-        return mean_step_s(on_one_rank(program_with(times).steady()))
+        return mean_step_s(on_one_rank(program_with(times).steady(), tells=False))
 
     low, high = 0.0, 1.0
     while step_s(high) < measured_s:
@@ -81,7 +85,7 @@ def times_as_priced(
                 f"{measured_s:g} s cannot be DDP's own work, which would take over {_MOST:g} times "
                 "as long as it is priced; is it the step of one device alone?",
             )
-    if measured_s <= mean_step_s(on_one_rank(bare)):
+    if measured_s <= mean_step_s(on_one_rank(bare, tells=False)):
         raise InputError(key, f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
     if step_s(low) > measured_s:
         return 0.0
@@ -119,7 +123,7 @@ def baselines(job: Job) -> Baselines:
     if ddp.overlaps_optimizer or ddp.optimizer_in_backward:
         optimizer = Work(0.0)
     host = 1.0 if job.program.blocking else 0.0
-    least, device = (_timeline(job, optimizer, host=factor) for factor in (1.0, host))
+    least, device = _timeline(job, optimizer), _timeline(job, optimizer, host=host, tells=True)
     comm_ns = Counter[ProcessGroup]()  # groups may send at once
     for each in (*job.sent, *_sent_back(job)):
         transfer = cost_of(job.network.cost, each.group).transfer(each.operation, each.size_bytes)
@@ -140,14 +144,17 @@ def bare_timeline(job: Job, compute: float = 1.0, host: float = 1.0) -> Timeline
     return _timeline(job, _of_a_rank(job), compute, host)
 
 
-def _timeline(job: Job, optimizer: Work, compute: float = 1.0, host: float = 1.0) -> Timeline:
+def _timeline(
+    job: Job, optimizer: Work, compute: float = 1.0, host: float = 1.0, *, tells: bool = False
+) -> Timeline:
     """Simulate a job on one rank; jobs that differ in their network alone share it."""
     model = replace(job.model, optimizer=optimizer)
     model = model if compute == 1 else model.stretched(compute)
     if job.parts is None:
-        return on_one_rank(_alone(job, model, host))
-    asked = optimizer, compute, host
-    return job.parts.alone(job, asked, lambda: on_one_rank(_alone(job, model, host)))
+        return on_one_rank(_alone(job, model, host), tells=tells)
+    asked = optimizer, compute, host, tells
+    program = partial(_alone, job, model, host)
+    return job.parts.alone(job, asked, lambda: on_one_rank(program(), tells=tells))
 
 
 def _alone(job: Job, model: Model, host: float = 1.0) -> Program:

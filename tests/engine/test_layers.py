@@ -59,6 +59,10 @@ def request_of(document: dict[str, Any]) -> Request:
     return resolve(load_scenario(document)).request()
 
 
+def without_layers(scripts: Any, most: int | None, blocks: bool, _: bool) -> Any:
+    return side_by_side(scripts, most, blocks=blocks), ()
+
+
 @settings(max_examples=30)
 @given(document=DOCUMENTS)
 def test_layers_end_as_if_each_were_evaluated(document: dict[str, Any]) -> None:
@@ -66,7 +70,7 @@ def test_layers_end_as_if_each_were_evaluated(document: dict[str, Any]) -> None:
     ranks = range(request.plan.period)
     known = run(request, observed=ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddpsim.engine.fast.lanes.layers_of", lambda _: ())
+        patch.setattr("ddpsim.engine.fast.lanes._parts_of", without_layers)
         assert run(request, observed=ranks) == known
 
 

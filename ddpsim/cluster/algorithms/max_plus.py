@@ -146,14 +146,18 @@ def _line(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], ranks: int) -> 
 
 def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
     """The rule itself, for rings along the last axis; links may differ between them."""
-    left_ns = arrived_ns = begun_ns
-    from_left_ns = np.empty(begun_ns.shape)
+    shape = np.broadcast_shapes(busy_ns.shape, begun_ns.shape)
+    busy, latency, left_ns = (  # numpy is slow along the few ranks of many rings
+        np.moveaxis(np.broadcast_to(ns, shape), -1, 0) for ns in (busy_ns, latency_ns, begun_ns)
+    )
+    arrived_ns = left_ns = np.ascontiguousarray(left_ns)
+    from_left_ns = np.empty(left_ns.shape)
     for _ in range(steps):
-        from_left_ns[..., 1:] = arrived_ns[..., :-1]
-        from_left_ns[..., :1] = arrived_ns[..., -1:]
-        left_ns = np.maximum(left_ns, from_left_ns) + busy_ns
-        arrived_ns = left_ns + latency_ns
-    return arrived_ns
+        from_left_ns[1:] = arrived_ns[:-1]
+        from_left_ns[0] = arrived_ns[-1]
+        left_ns = np.maximum(left_ns, from_left_ns) + busy
+        arrived_ns = left_ns + latency
+    return np.ascontiguousarray(np.moveaxis(arrived_ns, 0, -1))
 
 
 def _kinds_to_try(line: _Line, steps: int, first_ns: Ticks) -> tuple[float, ...]:

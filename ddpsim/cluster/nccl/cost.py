@@ -308,17 +308,11 @@ def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
     and where a message of half the bytes or more is sent in a faster way, it is sent in this way.
     NCCL 2.4 has thresholds, which are known.
     """
-    band = bisect_left(_BANDS_BYTES, size_bytes)
-    own = _tuned(cost, operation, size_bytes, (*_BANDS_BYTES, size_bytes)[band])
+    band, larger = bisect_left(_BANDS_BYTES, size_bytes), _larger(cost, operation)
+    own = larger.tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
     if operation in ("broadcast", "reduce") or cost.graph.minor <= LAST_WITHOUT_TUNER:
         return own
-    return _larger(cost, operation).fastest(band, own)
-
-
-def _tuned(cost: NcclCost, operation: Operation, size_bytes: int, like_bytes: int) -> _Sent:
-    """A message sent as the tuner sends one of `like_bytes`."""
-    choice = cost.tuned(like_bytes, operation)
-    return _Sent(choice, size_bytes, cut(cost.graph, *choice[:2], like_bytes))
+    return larger.fastest(band, own)
 
 
 class _Larger:
@@ -332,7 +326,8 @@ class _Larger:
     def __init__(self, cost: NcclCost, operation: Operation) -> None:
         self._cost, self._operation = cost, operation
         self._sent: dict[int, _Sent] = {}
-        self._known_ns: dict[int, int] = {}
+        self._transfers: dict[_Sent, Transfer] = {}
+        self._choices: dict[int, Choice] = {}
         paths, self._steps = cost.paths, TURNS[operation] * (cost.graph.ranks - 1)
         self._ring_ns_per_byte = NS_PER_S * self._steps / cost.graph.ranks / slowest_of(ring(paths))
         wider = max([1.0, *(outside for *_, outside in (*paths.unlike, *paths.weak))])
@@ -349,9 +344,9 @@ class _Larger:
         best_ns, best = self._taken_ns(own), own
         is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
         for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
-            if self._cost.tuned(like_bytes, self._operation)[:2] == best.choice[:2]:
+            if self._choice(like_bytes)[:2] == best.choice[:2]:
                 continue
-            sent = _tuned(self._cost, self._operation, own.size_bytes, like_bytes)
+            sent = self.tuned(own.size_bytes, like_bytes)
             if (taken_ns := self._taken_ns(sent)) < best_ns:
                 best_ns, best = taken_ns, sent
         for later in range(band + 1, len(_BANDS_BYTES)):
@@ -361,21 +356,34 @@ class _Larger:
             sent = self._of_band(later, size_bytes)
             if sent.choice.algorithm == "ring" and self._ring_ns_per_byte * size_bytes >= most_ns:
                 continue
-            if later not in self._known_ns:
-                self._known_ns[later] = self._taken_ns(sent)
-            if self._known_ns[later] < best_ns:
-                best_ns, best = self._known_ns[later], sent
+            if (taken_ns := self._taken_ns(sent)) < best_ns:
+                best_ns, best = taken_ns, sent
         return best
+
+    def transfer(self, sent: _Sent) -> Transfer:
+        """What a message costs."""
+        if sent not in self._transfers:
+            choice, size_bytes, cuts = sent
+            self._transfers[sent] = self._cost.sent(choice, size_bytes, self._operation, cuts)
+        return self._transfers[sent]
 
     def _of_band(self, band: int, size_bytes: int) -> _Sent:
         if band not in self._sent:
-            like_bytes = _BANDS_BYTES[band]
-            self._sent[band] = _tuned(self._cost, self._operation, size_bytes, like_bytes)
+            self._sent[band] = self.tuned(size_bytes, _BANDS_BYTES[band])
         return self._sent[band]
 
+    def _choice(self, size_bytes: int) -> Choice:
+        if size_bytes not in self._choices:
+            self._choices[size_bytes] = self._cost.tuned(size_bytes, self._operation)
+        return self._choices[size_bytes]
+
+    def tuned(self, size_bytes: int, like_bytes: int) -> _Sent:
+        """A message sent as the tuner sends one of `like_bytes`."""
+        choice = self._choice(like_bytes)
+        return _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
+
     def _taken_ns(self, sent: _Sent) -> int:
-        transfer = self._cost.sent(sent.choice, sent.size_bytes, self._operation, sent.cuts)
-        return duration_ns(transfer)
+        return duration_ns(self.transfer(sent))
 
 
 @lru_cache(maxsize=256)
@@ -388,5 +396,7 @@ def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer
     """A step asks for the same sizes again and again."""
     # the same choice, and its search once for all
     unstretched = cost if cost.time_factor == 1 else replace(cost, time_factor=1.0)
-    choice, sent_bytes, cuts = _as_sent(unstretched, operation, size_bytes)
-    return cost.sent(choice, sent_bytes, operation, cuts)
+    sent = _as_sent(unstretched, operation, size_bytes)
+    if cost is unstretched:
+        return _larger(cost, operation).transfer(sent)
+    return cost.sent(sent.choice, sent.size_bytes, operation, sent.cuts)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
+from ddpsim.cluster.algorithms.max_plus import Ticks, by_steps, ring_ends_ns
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.process_groups import GroupedCost
@@ -210,6 +210,8 @@ class InFlight:
         if self._shape[1] == 1:
             self.paths |= {closed_form(transfer) for transfer in transfers}
             return joined_ns + column([duration_ns(transfer) for transfer in transfers])
+        if (ends_ns := _rings_end_ns(transfers, grouped_ns)) is not None:
+            return self._by_rank(group, ends_ns)
         ends_ns = np.empty(grouped_ns.shape)
         for transfer, rows in _alike(transfers):
             ends_ns[rows], path = collective_ends_ns(transfer, grouped_ns[rows])
@@ -271,6 +273,23 @@ def _alike(transfers: Sequence[Transfer]) -> list[tuple[Transfer, list[int]]]:
     for i, transfer in enumerate(transfers):
         known.setdefault(id(transfer), []).append(i)
     return [(transfers[rows[0]], rows) for rows in known.values()]
+
+
+def _rings_end_ns(transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks | None:
+    """When each trial's ring ends, step by step; None where that takes longer than one by one."""
+    rings = [transfer for transfer in transfers if isinstance(transfer, RingTransfer)]
+    kinds, ranks = {(ring.steps, len(ring.busy_ns)) for ring in rings}, joined_ns.shape[-1]
+    if len(rings) < len(transfers) or len(kinds) > 1:
+        return None
+    ((steps, period),) = kinds
+    if steps > len(rings):
+        return None
+    each = (len(rings), *[1] * (joined_ns.ndim - 2), -1)
+    links_ns = np.array([(ring.busy_ns, ring.latency_ns) for ring in rings], dtype=np.float64)
+    links_ns = np.tile(links_ns, max(1, ranks // period))[..., :ranks]
+    busy_ns, latency_ns = (links_ns[:, i].reshape(each) for i in range(2))
+    begun_ns = joined_ns + np.array([ring.start_ns for ring in rings]).reshape(each)
+    return by_steps(busy_ns, latency_ns, steps, begun_ns)
 
 
 def _seen(

@@ -9,7 +9,7 @@ that were found here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
+from ddpsim.engine.compiled import CompiledStep
 from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered
 from ddpsim.engine.fast.lane import Lane
 from ddpsim.engine.fast.layered import Layered
@@ -45,8 +46,10 @@ _LASTING = 2**13  # lanes at once, of which an eighth of the works fit
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
 _FEW_LANES = 2**10  # of which the times of all works are kept
 _KEPT = 2**19  # figures
+_KEPT_STEPS = 8
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 _LARGEST = 2**53  # nor a product
+_Parts = tuple[Sequence[TrialStep | TrialWork], tuple[Layers, ...]]
 
 
 class Lanes(Layered):
@@ -91,8 +94,10 @@ class Lanes(Layered):
         self.past = [Repeats(trial, is_brief=is_brief) for trial in trials]
         self._counts = counts
         self._comm = self._comm_lanes()
+        self._parts: dict[int, _Parts] = {}  # of each kind of step
         self._known_launches: dict[int, TrialSent] = {}
         self._known_works: dict[int, Ticks] = {}
+        self._none_ns = np.zeros(self._shape)
 
     def _comm_lanes(self) -> InFlight | Threads:
         cost, traffics = self._trials[0].cost, [trial.traffic for trial in self._trials]
@@ -170,7 +175,9 @@ class Lanes(Layered):
             self._come_to(self._stream_ns + stalls_ns)
         last_ns = column([host.step(number).last_ns for host in self._hosts])
         kind = self._program.kind(number)
-        self._evaluate(self._but_for_equal(self._steps[kind], self._layers[kind]), last_ns)
+        if kind not in self._parts:  # which are held here, as others are known by their identity
+            self._parts[kind] = self._parts_of(number)
+        self._evaluate(self._but_for_equal(*self._parts[kind]), last_ns)
         if self._counts:
             self._now[0] = self._comm.comm_ns
         _check_exact(self._stream_ns.max(), _LATEST_NS)
@@ -251,20 +258,18 @@ class Lanes(Layered):
     def _lasting_ends(self, sums: WorkSums, works_ns: Ticks) -> Ticks:
         """The same of ranks that differ for good, whose works were all launched before."""
         now_ns = self._stream_ns.reshape(-1)
-        ends_ns = self._slow.ends_by_sums(sums, works_ns, now_ns)
-        left = np.flatnonzero(ends_ns < 0)
-        for begin in range(0, len(left), _LASTING):
-            lanes = left[begin : begin + _LASTING]
+        ends_ns: Ticks = np.empty_like(now_ns)
+        for begin in range(0, len(now_ns), _LASTING):
+            lanes = slice(begin, min(begin + _LASTING, len(now_ns)))
             ends_ns[lanes] = self._slow.lasting_ends(sums, lanes, now_ns[lanes], works_ns)
         return ends_ns.reshape(self._shape)
 
     def _launched_ns(self, work: TrialWork, lanes: slice) -> Ticks:
         """When works were launched, [lanes, works], or [1, works] where all were together."""
-        at_ns, ranks = self._host_ns, self._shape[1]
-        offsets_ns = of_lanes(work.offsets_ns, lanes, ranks)
+        at_ns, offsets_ns = self._host_ns, of_lanes(work.offsets_ns, lanes, self._shape[1])
         if isinstance(at_ns, float):
             return at_ns + offsets_ns
-        each_ns = of_lanes(at_ns[np.newaxis], lanes, ranks)
+        each_ns: Ticks = (at_ns + self._none_ns).reshape(-1, 1)[lanes]
         return each_ns + offsets_ns
 
     def _join(self, step: TrialStep, launched_ns: Ticks | float) -> Any:
@@ -328,8 +333,8 @@ class Lanes(Layered):
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""
         drawn = [trial.slowdowns.max() for trial in self._trials if trial.slowdowns is not None]
-        works = [w for steps in self._steps for w in steps if isinstance(w, TrialWork)]
-        longest_ns = max((work.device_ns.max() for work in works), default=0.0)
+        steps = (step for host in self._hosts for step in host.program.kinds)
+        longest_ns = max(step.longest_work_ns for step in steps)
         return float(max([1.0, *drawn]) * longest_ns)
 
     @cached_property
@@ -342,20 +347,13 @@ class Lanes(Layered):
         """How collectives were found."""
         return self._comm.paths
 
-    @cached_property
-    def _steps(self) -> tuple[list[TrialStep | TrialWork], ...]:
-        """Those of each kind of step."""
+    def _parts_of(self, number: int) -> _Parts:
+        """An iteration's, and its equal layers, where all that happens in one comes again."""
         fit = _FIT // self._stream_ns.size
         most = fit if fit >= _FEW_WORKS and not self._sums else None
-        of_kinds = zip(*(host.program.kinds for host in self._hosts), strict=True)
-        blocks = self._blocks
-        return tuple(side_by_side(scripts, most, blocks=blocks) for scripts in of_kinds)
-
-    @cached_property
-    def _layers(self) -> tuple[tuple[Layers, ...], ...]:
-        """Equal ones of each kind of step, where all that happens in one comes again."""
+        scripts = tuple([host.step(number) for host in self._hosts])
         tells = isinstance(self._comm, InFlight) and self._comm.tells_by_layers
-        return tuple(layers_of(parts) if tells else () for parts in self._steps)
+        return _parts_of(scripts, most, self._blocks, tells)
 
     def slowest_rank(self, trial: int) -> int:
         """The rank that ends the last iteration last; of equals the longest in collectives."""
@@ -406,6 +404,17 @@ class Lanes(Layered):
         if self._on_threads:  # the next one may end before
             lane.timeline.comm.sort(key=lambda span: span.end_ns)
         return lane.timeline
+
+
+@lru_cache(maxsize=_KEPT_STEPS)  # variants of a job's network have the same steps
+def _parts_of(
+    scripts: tuple[CompiledStep, ...],
+    most: int | None,
+    blocks: bool,  # noqa: FBT001 -- for the cache
+    tells: bool,  # noqa: FBT001 -- likewise
+) -> _Parts:
+    parts = side_by_side(scripts, most, blocks=blocks)
+    return parts, layers_of(parts) if tells else ()
 
 
 def _check_exact(largest: float, limit: float) -> None:

@@ -8,7 +8,7 @@ that are rounded.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -99,46 +99,33 @@ class SlowPeriods:
             for period in self._periods
         ]
 
-    def ends_by_sums(self, sums: WorkSums, works_ns: Ticks, now_ns: Ticks) -> Ticks:
-        """When each lane has done all works if its pace stays as it is at `now_ns`; -1: unknown.
-
-        A lane whose pace changes before that, or is one of several, is unknown.
-        """
-        edge_ns, factor = self._pace(_ALL, now_ns)
-        ends_ns = now_ns + sums.of(works_ns, PER_MILLE)
-        if factor is None:
-            return ends_ns
-        is_slow = factor > PER_MILLE
-        if is_slow.any():
-            pace = float(factor[is_slow.argmax()])
-            ends_ns = np.where(is_slow, now_ns + sums.of(works_ns, pace), ends_ns)
-            ends_ns[is_slow & (factor != pace)] = -1.0
-        ends_ns[ends_ns > edge_ns] = -1.0
-        return ends_ns
-
-    def lasting_ends(
-        self, sums: WorkSums, lanes: _Integers, now_ns: Ticks, works_ns: Ticks
-    ) -> Ticks:
+    def lasting_ends(self, sums: WorkSums, lanes: slice, now_ns: Ticks, works_ns: Ticks) -> Ticks:
         """When these lanes have done all works, [works], which were launched before `now_ns`.
 
         Lanes are the ranks of `sums`.
         """
-        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
-        done: _Integers = np.zeros(len(lanes), dtype=np.int64)
-        while len(lanes):
-            edge_ns, factor = self._pace(lanes, now_ns)
-            paces = np.full(len(lanes), float(PER_MILLE)) if factor is None else factor
-            begun_ns, last_ns = sums.begun_and_last_ns(works_ns, paces, lanes, done, now_ns)
+        edge_ns, factor = self._pace(lanes, now_ns)
+        if factor is None:
+            return now_ns + sums.of(works_ns, PER_MILLE)[lanes]
+        ends_ns = sums.last_ns(works_ns, factor, lanes, now_ns)
+        crosses = np.flatnonzero(ends_ns > edge_ns)
+        place, ranks = crosses, _among(lanes, crosses)
+        begun_ns, edge_ns, paces = _of(crosses, now_ns, edge_ns, factor)
+        while place.size:
+            done, taken_ns = sums.within(works_ns, paces, ranks, edge_ns - begun_ns)
+            crossing_ns = np.rint(works_ns[done] * sums.factors[ranks])
+            now_ns = self._cross(ranks, begun_ns + taken_ns, crossing_ns, edge_ns, paces)
+            ends_ns[place] = now_ns
+            more = np.flatnonzero(done + 1 < len(works_ns))
+            ranks, (place, done, now_ns) = _among(ranks, more), _of(more, place, done + 1, now_ns)
+            edge_ns, factor = self._pace(ranks, now_ns)
+            paces = np.full(len(place), float(PER_MILLE)) if factor is None else factor
+            begun_ns = now_ns - sums.before(works_ns, paces, ranks, done)
+            last_ns = sums.last_ns(works_ns, paces, ranks, begun_ns)
             ends_ns[place] = last_ns
             crosses = np.flatnonzero(last_ns > edge_ns)
-            lanes, place, begun_ns = lanes[crosses], place[crosses], begun_ns[crosses]
-            left_ns = edge_ns[crosses] - begun_ns
-            done, taken_ns = sums.within(works_ns, paces[crosses], lanes, left_ns)
-            crossing_ns = np.rint(works_ns[done] * sums.factors[lanes])
-            now_ns = self._cross(lanes, begun_ns + taken_ns, crossing_ns)
-            ends_ns[place], done = now_ns, done + 1
-            more = np.flatnonzero(done < len(works_ns))
-            lanes, place, done, now_ns = lanes[more], place[more], done[more], now_ns[more]
+            ranks = _among(ranks, crosses)
+            place, begun_ns, edge_ns, paces = _of(crosses, place, begun_ns, edge_ns, paces)
         return ends_ns
 
     def work_ends(
@@ -161,8 +148,7 @@ class SlowPeriods:
                 waited[place] |= late
             if factor is None or not (crosses := np.flatnonzero(done_ns[:, -1] > edge_ns)).size:
                 return ends_ns, waited
-            place = crosses if isinstance(place, slice) else place[crosses]
-            lanes = crosses + lanes.start if isinstance(lanes, slice) else lanes[crosses]
+            place, lanes = _among(place, crosses), _among(lanes, crosses)
             if launched_ns is not None:
                 launched_ns = np.broadcast_to(launched_ns, works_ns.shape)[crosses]
             finished = np.count_nonzero(done_ns[crosses] <= edge_ns[crosses, np.newaxis], axis=1)
@@ -171,7 +157,8 @@ class SlowPeriods:
             now_ns = np.where(finished > 0, done_ns[lane, finished - 1], now_ns)
             if launched_ns is not None:
                 now_ns = np.maximum(now_ns, launched_ns[lane, finished])
-            now_ns = self._cross(lanes, now_ns, works_ns[lane, finished])
+            crossing_ns = works_ns[lane, finished]
+            now_ns = self._cross(lanes, now_ns, crossing_ns, *self._pace(lanes, now_ns))
             ends_ns[place] = now_ns
             if first == works_ns.shape[1]:
                 return ends_ns, waited
@@ -208,17 +195,23 @@ class SlowPeriods:
         edge_ns = np.where(is_ahead, np.where(is_begun, end_ns, start_ns), np.inf)
         return edge_ns, np.where(is_ahead & is_begun, its_factor, float(PER_MILLE))
 
-    def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
-        """The ends of one work of each lane, over edges.
+    def _cross(
+        self,
+        lanes: _Lanes,
+        now_ns: Ticks,
+        work_ns: Ticks,
+        edge_ns: Ticks,
+        factor: Ticks | None,
+    ) -> Ticks:
+        """The ends of one work of each lane, over edges; the first edge and the pace are known.
 
         With so many ticks passed at the usual pace, and so many slowed down by one factor, what is
         left is a whole number of ticks less a fraction, or a whole number of thousandths.
         """
-        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
+        ends_ns, place = np.empty_like(now_ns), np.arange(len(now_ns))
         left_ns, slow_ns = work_ns, np.zeros_like(now_ns)
         slowing, begun_ns, whole_ns = np.full_like(now_ns, PER_MILLE), now_ns, work_ns
-        while len(lanes):
-            edge_ns, factor = self._pace(lanes, now_ns)
+        while place.size:
             is_slow = None if factor is None else factor > PER_MILLE
             done_ns = np.floor(slow_ns * PER_MILLE / slowing)  # rounded up to a whole number, if so
             done_ns -= done_ns * slowing > slow_ns * PER_MILLE
@@ -228,7 +221,8 @@ class SlowPeriods:
                 break
             if (several := is_slow & (slowing > PER_MILLE) & (factor != slowing)).any():
                 for i in np.flatnonzero(several).tolist():
-                    one = int(lanes[i]), int(begun_ns[i]), int(whole_ns[i])
+                    lane = i + lanes.start if isinstance(lanes, slice) else int(lanes[i])
+                    one = lane, int(begun_ns[i]), int(whole_ns[i])
                     last_ns[i] = edge_ns[i] = self._end_of_one(*one)
                 is_slow = is_slow & ~several
             slowing = np.where(is_slow, factor, slowing)
@@ -236,12 +230,17 @@ class SlowPeriods:
             last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
             ends_ns[place] = last_ns
             more = np.flatnonzero(last_ns > edge_ns)
-            lanes, place, edge_ns, is_slow = lanes[more], place[more], edge_ns[more], is_slow[more]
-            begun_ns, whole_ns, slowing = begun_ns[more], whole_ns[more], slowing[more]
-            passed_ns = edge_ns - now_ns[more]
-            left_ns = left_ns[more] - np.where(is_slow, 0, passed_ns)
-            slow_ns = slow_ns[more] + np.where(is_slow, passed_ns, 0)
+            lanes, (place, edge_ns, is_slow) = (
+                _among(lanes, more),
+                _of(more, place, edge_ns, is_slow),
+            )
+            begun_ns, whole_ns, slowing = _of(more, begun_ns, whole_ns, slowing)
+            now_ns, left_ns, slow_ns = _of(more, now_ns, left_ns, slow_ns)
+            passed_ns = edge_ns - now_ns
+            left_ns = left_ns - np.where(is_slow, 0, passed_ns)
+            slow_ns = slow_ns + np.where(is_slow, passed_ns, 0)
             now_ns = edge_ns
+            edge_ns, factor = self._pace(lanes, now_ns)
         return ends_ns
 
     def _end_of_one(self, lane: int, now_ns: int, work_ns: int) -> int:
@@ -254,6 +253,20 @@ class SlowPeriods:
                 its_factor = factor if isinstance(factor, float) else factor[0]
                 slow.append(Slow(int(start_ns[0]), int(end_ns[0]), int(its_factor), PER_MILLE))
         return work_end_ns(now_ns, work_ns, slow)
+
+
+def _among(lanes: _Lanes, places: _Integers) -> _Lanes:
+    """Those at some places of lanes, in a slice as long as these are all."""
+    if isinstance(lanes, slice):
+        begin = lanes.start or 0
+        is_all = lanes.stop is not None and len(places) == lanes.stop - begin
+        return lanes if is_all else places + begin
+    return lanes if len(places) == len(lanes) else lanes[places]
+
+
+def _of(places: _Integers, *figures: Any) -> tuple[Any, ...]:
+    """Figures at some places, as they are where these are all: to gather them takes long."""
+    return tuple(figures if len(places) == len(figures[0]) else [each[places] for each in figures])
 
 
 def _in_turn(

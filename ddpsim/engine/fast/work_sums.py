@@ -20,6 +20,7 @@ _EVERY = 8  # works from one kept sum to the next
 _FEW = 2**18  # figures, 2 MiB: of so few works on so few ranks each sum is kept
 _MOST_KEPT = 2**23  # sums of each sort, 64 MiB
 _Integers = npt.NDArray[np.int64]
+_Ranks = npt.NDArray[np.int64] | slice
 _Kept = TypeVar("_Kept")
 
 
@@ -30,7 +31,7 @@ class Prefixes:
     """
 
     def __init__(self, works_ns: Ticks, factors: Ticks, pace: float) -> None:
-        self._factors, self._pace = factors, pace
+        self._factors, self._pace, self._places = factors, pace, np.arange(len(factors))
         self._every = every = 1 if len(works_ns) * len(factors) <= _FEW else _EVERY
         blocks = -(-len(works_ns) // every)
         padded_ns = np.full(blocks * every, np.inf)  # after the last work none ever ends
@@ -50,34 +51,35 @@ class Prefixes:
         """How many sums are kept."""
         return self._kept_ns.size
 
-    def before(self, ranks: _Integers, counts: _Integers) -> Ticks:
+    def before(self, ranks: _Ranks, counts: _Integers) -> Ticks:
         """Ticks of the first `counts` works of these ranks, fewer than all."""
         if self._every == 1 or not counts.any():
-            return np.asarray(self._kept_ns[counts, ranks])
+            return np.asarray(self._kept_ns[counts, self._places[ranks]])
         blocks, more = np.divmod(counts, _EVERY)
-        kept_ns: Ticks = self._kept_ns[blocks, ranks]
+        kept_ns: Ticks = self._kept_ns[blocks, self._places[ranks]]
         taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
         counted = np.arange(_EVERY)[:, np.newaxis] < more
         return np.asarray(kept_ns + np.where(counted, taken_ns, 0.0).sum(axis=0))
 
-    def within(self, ranks: _Integers, most_ns: Ticks) -> tuple[_Integers, Ticks]:
+    def within(self, ranks: _Ranks, most_ns: Ticks) -> tuple[_Integers, Ticks]:
         """How many works, from the first on, take no more than so many ticks, and how long.
 
         These are not all of them.
         """
         kept_ns = self._kept_ns[:, ranks]
-        blocks: _Integers = np.full(len(ranks), -1)
+        lanes = self._places[: len(most_ns)]
+        blocks: _Integers = np.full(len(lanes), -1)
         for each_ns in kept_ns:
             blocks += each_ns <= most_ns
         if self._every == 1:
-            return blocks, kept_ns[blocks, np.arange(len(ranks))]
-        sums_ns = np.empty((_EVERY + 1, len(ranks)))
-        sums_ns[0] = kept_ns[blocks, np.arange(len(ranks))]
+            return blocks, kept_ns[blocks, lanes]
+        sums_ns = np.empty((_EVERY + 1, len(lanes)))
+        sums_ns[0] = kept_ns[blocks, lanes]
         taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
         for i in range(_EVERY):  # numpy's cumsum walks down columns, four times as slow
             np.add(sums_ns[i], taken_ns[i], out=sums_ns[i + 1])
         more = np.count_nonzero(sums_ns[1:] <= most_ns, axis=0)
-        return blocks * _EVERY + more, sums_ns[more, np.arange(len(ranks))]
+        return blocks * _EVERY + more, sums_ns[more, lanes]
 
 
 class WorkSums:
@@ -116,29 +118,41 @@ class WorkSums:
             _forget(self._known)
         return _as_last(self._known, asked)
 
-    def begun_and_last_ns(
-        self, works_ns: Ticks, paces: Ticks, ranks: _Integers, done: _Integers, now_ns: Ticks
-    ) -> tuple[Ticks, Ticks]:
-        """When ranks that have `done` so many works would have begun, and when they end all.
+    def last_ns(self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, begun_ns: Ticks) -> Ticks:
+        """When ranks that have begun then end all works, each at its pace."""
+        last_ns: Ticks = np.empty_like(begun_ns)
+        for pace in _each(paces):
+            np.add(begun_ns, self.of(works_ns, pace)[ranks], out=last_ns, where=paces == pace)
+        return last_ns
 
-        Each at its pace, which is taken to have been and to stay the same.
-        """
-        begun_ns, last_ns = np.empty_like(now_ns), np.empty_like(now_ns)
-        for pace, here in _by_pace(paces):
-            before_ns = self._prefixes_of(works_ns, pace).before(ranks[here], done[here])
-            begun_ns[here] = now_ns[here] - before_ns
-            last_ns[here] = begun_ns[here] + self.of(works_ns, pace)[ranks[here]]
-        return begun_ns, last_ns
+    def before(self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, done: _Integers) -> Ticks:
+        """Ticks of the first works that ranks have `done`, fewer than all, each at its pace."""
+        before_ns = np.empty(len(done))
+        for pace, here, some in self._by_pace(paces, ranks):
+            before_ns[here] = self._prefixes_of(works_ns, pace).before(some, done[here])
+        return before_ns
 
     def within(
-        self, works_ns: Ticks, paces: Ticks, ranks: _Integers, most_ns: Ticks
+        self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, most_ns: Ticks
     ) -> tuple[_Integers, Ticks]:
         """How many works, from the first on, take no more than so many ticks, and how long."""
-        done, taken_ns = np.empty(len(ranks), dtype=np.int64), np.empty(len(ranks))
-        for pace, here in _by_pace(paces):
+        done, taken_ns = np.zeros(len(most_ns), dtype=np.int64), np.zeros(len(most_ns))
+        if len(works_ns) == 1:
+            return done, taken_ns
+        for pace, here, some in self._by_pace(paces, ranks):
             prefixes = self._prefixes_of(works_ns, pace)
-            done[here], taken_ns[here] = prefixes.within(ranks[here], most_ns[here])
+            done[here], taken_ns[here] = prefixes.within(some, most_ns[here])
         return done, taken_ns
+
+    def _by_pace(self, paces: Ticks, ranks: _Ranks) -> Iterator[tuple[float, _Ranks, _Ranks]]:
+        """Each pace, with places and ranks that have it."""
+        known = _each(paces)
+        for pace in known:
+            here = np.flatnonzero(paces == pace) if len(known) > 1 else slice(None)
+            if isinstance(here, slice):
+                yield pace, here, ranks
+            else:
+                yield pace, here, here + ranks.start if isinstance(ranks, slice) else ranks[here]
 
     def _prefixes_of(self, works_ns: Ticks, pace: float) -> Prefixes:
         asked = works_ns.tobytes(), pace
@@ -177,16 +191,13 @@ def _forget(kept: dict[tuple[bytes, float], Any]) -> None:
         del kept[next(iter(kept))]
 
 
-def _by_pace(paces: Ticks) -> Iterator[tuple[float, _Integers | slice]]:
-    """Each pace, and who has it."""
+def _each(paces: Ticks) -> list[float]:
+    """The values of paces, of which there are hardly ever more than two."""
     if not paces.size:
-        return
-    lowest, highest = float(paces.min()), float(paces.max())
-    if lowest == highest:
-        yield lowest, slice(None)
-        return
-    for pace in (lowest, *np.unique(paces[(lowest < paces) & (paces < highest)]), highest):
-        yield float(pace), np.flatnonzero(paces == pace)
+        return []
+    ends = [float(paces.min()), float(paces.max())]
+    between = paces[(ends[0] < paces) & (paces < ends[1])]
+    return sorted({*ends, *between.tolist()})
 
 
 def _taken_ns(works_ns: Ticks, factors: Ticks, pace: float) -> Ticks:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from math import ceil
 from typing import Protocol
 
@@ -192,10 +193,8 @@ def passes_of(
     pieces = backward_pieces(model, units)
 
     def backward(works: Iterable[Work]) -> list[LaunchedPiece]:
-        each = zip(pieces, works, made, strict=True)
-        return [
-            LaunchedPiece(piece.chain, ticks.launch(work), size_bytes) for piece, work, size_bytes in each
-        ]
+        each = zip((piece.chain for piece in pieces), map(ticks.launch, works), made, strict=True)
+        return list(starmap(LaunchedPiece, each))
 
     first = Pass(forward, backward(model.backward))
     if added is None:
