@@ -328,7 +328,8 @@ class _Larger:
         self._sent: dict[int, _Sent] = {}
         self._transfers: dict[_Sent, Transfer] = {}
         self._choices: dict[int, Choice] = {}
-        paths, self._steps = cost.paths, TURNS[operation] * (cost.graph.ranks - 1)
+        turns = TURNS.get(operation, 1)  # a broadcast is not searched for
+        paths, self._steps = cost.paths, turns * (cost.graph.ranks - 1)
         self._ring_ns_per_byte = NS_PER_S * self._steps / cost.graph.ranks / slowest_of(ring(paths))
         wider = max([1.0, *(outside for *_, outside in (*paths.unlike, *paths.weak))])
         links = [link for link in (paths.inter or paths.intra, paths.inter or paths.switch) if link]
