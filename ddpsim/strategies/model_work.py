@@ -75,16 +75,14 @@ class ModelWork:
     def reduced_again(
         self,
         again: Sequence[tuple[Instruction, ...]],
-        place: Literal["hooks", "after_backward"] | None,
+        place: Literal["hooks", "after_backward"],
     ) -> ModelWork:
         """Return work whose gradients are reduced `again`, in `ready_order`.
 
-        `place`: where each is made, or before the optimizer; None: not at all.
+        `place`: where each is made, or before the optimizer.
 
         A tensor's hook is called in each backward, under no_sync too.
         """
-        if place is None:
-            return self
         if place == "after_backward":
             by_parameter = dict(zip(self.ready_order, again, strict=True))
             loop = chain.from_iterable(by_parameter[i] for i in sorted(by_parameter))

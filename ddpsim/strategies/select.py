@@ -55,8 +55,10 @@ def _ddp(context: StrategyContext) -> DistributedDataParallel:
     spec = context.scenario.ddp
     ranks = context.scenario.cluster.world_size
     own = context.costs, context.ticks, context.own_factor, ranks
-    again = [each.again() for each in context.all_reduces.as_ready()]
-    work = context.work.reduced_again(again, spec.reduced_again)
+    work = context.work
+    if spec.reduced_again:
+        again = [each.again() for each in context.all_reduces.as_ready()]
+        work = work.reduced_again(again, spec.reduced_again)
     ddp = DistributedDataParallel.of(context.model, work, spec, *own)
     ddp = replace(ddp, gradients_stay=not context.scenario.workload.set_to_none)
     if spec.mixed_precision:
