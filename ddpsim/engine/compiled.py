@@ -26,12 +26,13 @@ class Part(NamedTuple):
     """What a host launches: works that follow each other, or another instruction alone.
 
     `offset_ns`: when it launches the first, in ticks since it last waited; `works`: each with its
-    own offset.
+    own offset, and `device_ns`: all of them.
     """
 
     offset_ns: int
     first: Instruction
     works: tuple[tuple[int, Compute], ...] = ()
+    device_ns: int = 0
 
 
 class Stretch(NamedTuple):
@@ -128,7 +129,7 @@ class CompiledStep:
         for computes, group in groupby(self.timed, key=lambda each: isinstance(each[1], Compute)):
             if computes:
                 works = tuple((offset_ns, i) for offset_ns, i in group if isinstance(i, Compute))
-                parts.append(Part(*works[0], works))
+                parts.append(Part(*works[0], works, sum(i.device_ns for _, i in works)))
             else:
                 parts += [Part(*each) for each in group]
         return tuple(parts)

@@ -162,6 +162,11 @@ class Lane(Evaluator):
 
     def _work(self, part: Part) -> None:
         factor = self._factor
+        if factor is None and self._goes_through(part):
+            self._stream_ns += part.device_ns
+            if self._tells:
+                self._tell(part)
+            return
         for offset_ns, work in part.works:
             work_ns = work.device_ns
             if work_ns or self._blocks:
@@ -169,6 +174,20 @@ class Lane(Evaluator):
                 self._compute(work.kind, self._host_ns + offset_ns, scaled_ns, work.names)
             if self._blocks:
                 self._host_ns = self._stream_ns
+
+    def _goes_through(self, part: Part) -> bool:
+        """Whether works follow each other without a wait, and nothing slows them."""
+        now_ns = self._stream_ns
+        if self._blocks or now_ns < self._host_ns + part.works[-1][0]:
+            return False
+        return not self._slow or self._slow[0].start_ns >= now_ns + part.device_ns
+
+    def _tell(self, part: Part) -> None:
+        """The spans of works that end now."""
+        now_ns, spans = self._stream_ns - part.device_ns, self.timeline.compute
+        for _, (kind, _, work_ns, names) in part.works:
+            if work_ns:
+                spans.append(Span(kind, now_ns, now_ns := now_ns + work_ns, names))
 
     def _compute(
         self, kind: Kind, launched_ns: int, work_ns: int, names: tuple[str, ...] = ()
