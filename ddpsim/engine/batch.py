@@ -205,7 +205,7 @@ def _run_different(
     jobs = _all_settled(requests, advance)
     found: dict[int, SteadyStep] = {}
     for places, lanes in _together([job.request for job in jobs], counts=counts):
-        found |= {place: lanes.steady_step(i) for i, place in enumerate(places)}
+        found |= {place: lanes.steady_step(i) for i, place in places.items()}
         advance((1 - _SETTLED) * len(places))
     for i, job in enumerate(jobs):
         if i not in found:
@@ -226,7 +226,7 @@ def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) 
             calm.setdefault(keys[-1], usual)
     warmups: dict[Hashable, int] = {}
     for places, lanes in _together(list(calm.values()), counts=False):
-        warmups |= {list(calm)[p]: lanes.past[i].warmup for i, p in enumerate(places)}
+        warmups |= {list(calm)[p]: lanes.past[i].warmup for i, p in places.items()}
     jobs = []
     for key, asked in zip(keys, requests, strict=True):
         if key not in warmups:
@@ -244,8 +244,8 @@ def _alone(job: Settled, *, counts: bool) -> SteadyStep:
 
 def _together(
     requests: Sequence[Request], *, counts: bool
-) -> Iterator[tuple[Sequence[int], Lanes]]:
-    """Those that can be simulated together, by their places, when they are.
+) -> Iterator[tuple[Mapping[int, int], Lanes]]:
+    """Those that can be simulated together, once they are: their trials, and places by trials.
 
     None of those where the clock would get too long.
     """
@@ -253,11 +253,24 @@ def _together(
         sent = sum(len(each.sent) for each in group[0][1].program.kinds) if counts else 0
         many = max(1, _LANES // (1 + sent // _SENT) // ranks)
         for i in range(0, len(group), many):
-            some = group[i : i + many]
-            lanes = _lanes(ranks, some, counts=counts)
             with suppress(OverflowError):
-                lanes.train()
-                yield [place for place, *_ in some], lanes
+                yield from _trained(ranks, group[i : i + many], counts=counts)
+
+
+def _trained(
+    ranks: int, group: _Group, *, counts: bool
+) -> Iterator[tuple[Mapping[int, int], Lanes]]:
+    """Likewise; where half of them have ended, and the others not in as many steps, these anew."""
+    lanes, half, left = _lanes(ranks, group, counts=counts), 0, []
+    for steps, _ in enumerate(lanes.trained(), 1):
+        left = [i for i, past in enumerate(lanes.past) if past.last is None]
+        if not half and 2 * len(left) <= len(group):
+            half = steps
+        if left and half and steps >= 2 * half:
+            break
+    yield {i: place for i, (place, *_) in enumerate(group) if i not in left}, lanes
+    if left:
+        yield from _trained(ranks, [group[i] for i in left], counts=counts)
 
 
 _Group = Sequence[tuple[int, Host, Request]]  # by their places

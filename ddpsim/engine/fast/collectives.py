@@ -25,6 +25,7 @@ from ddpsim.engine.fast.lane import Met, closed_form
 from ddpsim.engine.fast.trials import TrialSent, column
 
 _FEW_ROWS = 8  # that are sorted by comparing each two, quicker than by numpy's sort
+_QUICK_STEPS, _QUICK_LANES = 16, 1000  # about so many steps of fewer lanes take as one ring does
 _MOST_REMEMBERED = 2**25  # figures, 256 MiB
 
 
@@ -282,7 +283,7 @@ def _rings_end_ns(transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks | No
     if len(rings) < len(transfers) or len(kinds) > 1:
         return None
     ((steps, period),) = kinds
-    if steps > len(rings):
+    if steps * (1 + joined_ns.size / _QUICK_LANES) > _QUICK_STEPS * len(rings):
         return None
     each = (len(rings), *[1] * (joined_ns.ndim - 2), -1)
     links_ns = np.array([(ring.busy_ns, ring.latency_ns) for ring in rings], dtype=np.float64)
