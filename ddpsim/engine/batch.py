@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import MOST_MORE, Settled, host_of, run_settled, settled, step_begun_ns
+from ddpsim.engine.run import MOST_MORE, host_of, run_settled, settled, step_begun_ns
 from ddpsim.result.summary import SteadyStep, lengths_ns
 from ddpsim.units import NS_PER_S
 
@@ -204,7 +204,7 @@ def _run_different(
 ) -> list[SteadyStep]:
     jobs = _all_settled(requests, advance)
     found: dict[int, SteadyStep] = {}
-    for places, lanes in _together([job.request for job in jobs], counts=counts):
+    for places, lanes in _together(jobs, counts=counts):
         found |= {place: lanes.steady_step(i) for i, place in places.items()}
         advance((1 - _SETTLED) * len(places))
     for i, job in enumerate(jobs):
@@ -214,7 +214,7 @@ def _run_different(
     return [found[i] for i in range(len(jobs))]
 
 
-def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) -> list[Settled]:
+def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) -> list[Request]:
     """Each as `settled` gives it, which is asked once of those that differ in draws alone."""
     keys: list[Hashable] = []
     calm: dict[Hashable, Request] = {}
@@ -230,13 +230,13 @@ def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) 
     jobs = []
     for key, asked in zip(keys, requests, strict=True):
         if key not in warmups:
-            warmups[key] = settled(asked).request.program.warmup
-        jobs.append(Settled(asked.longer(warmups[key])))
+            warmups[key] = settled(asked).program.warmup
+        jobs.append(asked.longer(warmups[key]))
         advance(_SETTLED)
     return jobs
 
 
-def _alone(job: Settled, *, counts: bool) -> SteadyStep:
+def _alone(job: Request, *, counts: bool) -> SteadyStep:
     """By a simulation of its own."""
     timeline = run_settled(job, tells=counts).timeline
     return SteadyStep.of(timeline) if counts else SteadyStep(lengths_ns(timeline), 0, 0)

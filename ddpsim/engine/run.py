@@ -38,13 +38,6 @@ class Simulated:
     paths: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A job whose warm-up is long enough, as `settled` makes it: of a Request, and so once."""
-
-    request: Request
-
-
 def run(
     request: Request,
     mode: EngineMode = "auto",
@@ -60,20 +53,21 @@ def run(
     message of the plain model.
     Raises SimulationError if a rank never ends.
     """
-    asked = settled(request, mode)
-    return run_settled(asked, mode, observed, observe_message)
+    return run_settled(settled(request, mode), mode, observed, observe_message)
 
 
 def run_settled(
-    asked: Settled,
+    request: Request,
     mode: EngineMode = "auto",
     observed: Sequence[int] | None = None,
     observe_message: MessageObserver | None = None,
     *,
     tells: bool = True,
 ) -> Simulated:
-    """See `run`; without `tells` a lane may lack all but when steps begin and end."""
-    request = asked.request
+    """See `run`, of a job as `settled` makes it.
+
+    Without `tells` a lane may lack all but when steps begin and end.
+    """
     found, participants, repeats = None, request.world_size, 0
     simulated = request
     if mode == "auto":
@@ -97,7 +91,7 @@ def run_settled(
     return Simulated(timeline, participants, (folding, *sorted(paths)))
 
 
-def settled(request: Request, mode: EngineMode = "auto") -> Settled:
+def settled(request: Request, mode: EngineMode = "auto") -> Request:
     """The job with so long a warm-up that its steady steps are alike, but for noise.
 
     The host's head start and the batches that were made before are used up only after some steps
@@ -106,16 +100,16 @@ def settled(request: Request, mode: EngineMode = "auto") -> Settled:
     """
     program = request.program
     if mode == "auto" and request.plan.needs_no_events and not request.varies:
-        return Settled(request)
+        return request
     if request.traffic.loader_share and program.loader:  # no shortcut tells
-        return Settled(request.longer(program.warmup + program.loader.capacity))
+        return request.longer(program.warmup + program.loader.capacity)
     calm = request.without_variation()
     if calm.plan.needs_no_events:
         warmup = _settles_after(calm)
-        return Settled(request if warmup is None else request.longer(warmup))
+        return request if warmup is None else request.longer(warmup)
     if program.blocking and program.loader:
-        return Settled(request.longer(program.warmup + _steps_ahead(calm, program.loader)))
-    return Settled(request)
+        return request.longer(program.warmup + _steps_ahead(calm, program.loader))
+    return request
 
 
 def _steps_ahead(calm: Request, loader: Loader) -> int:
@@ -124,7 +118,7 @@ def _steps_ahead(calm: Request, loader: Loader) -> int:
     Its steps are longer, as gradients are not in their last buckets yet.
     """
     program = replace(calm.program, loader=None, iterations=1)
-    ends_ns = run_settled(Settled(replace(calm, program=program))).timeline.slowest.step_ends_ns
+    ends_ns = run_settled(replace(calm, program=program)).timeline.slowest.step_ends_ns
     *warmup_ns, usual_ns = (end - start for start, end in pairwise([0, *ends_ns]))
     batches_ns = loader.batch_ns * program.micro_batches
     behind_ns = batches_ns - usual_ns

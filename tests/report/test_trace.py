@@ -15,7 +15,7 @@ from trace_reading import Read, Slice, both, covered, read
 import ddpsim
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import Settled, run, run_settled
+from ddpsim.engine.run import run, run_settled
 from ddpsim.planning.trace import trace
 from ddpsim.prediction.api import predict_and_observe
 from ddpsim.prediction.program import compile_program
@@ -268,7 +268,7 @@ def assert_repeats_as_plain_model(scenario: Scenario, model: Model) -> None:
     request = Request(program, cost, scenario.cluster.world_size)
     fast = run(request, observed=range(request.plan.period)).timeline
     # `run` would look for a longer warm-up once more
-    as_long = Settled(request.longer(fast.warmup))
+    as_long = request.longer(fast.warmup)
     plain = run_settled(as_long, "reference", observed=range(request.world_size)).timeline
     for rank in fast.ranks:
         short, long = (of(scenario, timeline).of_rank(rank) for timeline in (fast, plain))

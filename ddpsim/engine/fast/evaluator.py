@@ -26,41 +26,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
     Compute,
-    Instruction,
     LoadBatch,
     Mark,
     Record,
     Synchronize,
 )
-
-
-class _Part(Protocol):
-    """Works, or another instruction, as a host launches them."""
-
-    @property
-    def offset_ns(self) -> Any: ...
-
-    @property
-    def first(self) -> Instruction: ...
-
-
-class _Launch(Protocol):
-    """A collective, whose own work before it takes so long on each rank."""
-
-    @property
-    def before_ns(self) -> Any: ...
-
-    @property
-    def follows(self) -> int | None: ...
-
-    @property
-    def waits_for(self) -> int | None: ...
 
 
 class Evaluator(ABC):
@@ -78,7 +54,7 @@ class Evaluator(ABC):
         self._sent: list[Any] = []  # the step's collectives
         self._recorded_ns: dict[int, Any] = {}
 
-    def _evaluate(self, parts: Iterable[_Part], last_ns: Any) -> None:
+    def _evaluate(self, parts: Iterable[Any], last_ns: Any) -> None:
         """A step, which the host leaves so long after its last wait."""
         self._sent = []
         for part in parts:
@@ -105,7 +81,7 @@ class Evaluator(ABC):
                 self._launch(launched_ns)
                 self._saw_mark(place)
 
-    def _ready_ns(self, launched: _Launch, launched_ns: Any) -> Any:
+    def _ready_ns(self, launched: Any, launched_ns: Any) -> Any:
         """When the data of a collective is there."""
         if launched.follows is not None:
             there_ns = self._done_ns(launched.follows)
