@@ -146,18 +146,20 @@ def _line(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], ranks: int) -> 
 
 def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
     """The rule itself, for rings along the last axis; links may differ between them."""
-    shape = np.broadcast_shapes(busy_ns.shape, begun_ns.shape)
-    busy, latency, left_ns = (  # numpy is slow along the few ranks of many rings
-        np.moveaxis(np.broadcast_to(ns, shape), -1, 0) for ns in (busy_ns, latency_ns, begun_ns)
-    )
-    arrived_ns = left_ns = np.ascontiguousarray(left_ns)
+    axes = begun_ns.ndim
+
+    def ranks_first(ns: Ticks) -> Ticks:  # numpy is slow along the few ranks of many rings
+        return ns[(np.newaxis,) * (axes - ns.ndim)].transpose(axes - 1, *range(axes - 1))
+
+    busy, latency = ranks_first(busy_ns), ranks_first(latency_ns)
+    arrived_ns = left_ns = np.ascontiguousarray(ranks_first(begun_ns))
     from_left_ns = np.empty(left_ns.shape)
     for _ in range(steps):
         from_left_ns[1:] = arrived_ns[:-1]
         from_left_ns[0] = arrived_ns[-1]
         left_ns = np.maximum(left_ns, from_left_ns) + busy
         arrived_ns = left_ns + latency
-    return np.ascontiguousarray(np.moveaxis(arrived_ns, 0, -1))
+    return np.ascontiguousarray(arrived_ns.transpose(*range(1, axes), 0))
 
 
 def _kinds_to_try(line: _Line, steps: int, first_ns: Ticks) -> tuple[float, ...]:

@@ -230,10 +230,8 @@ class SlowPeriods:
             last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
             ends_ns[place] = last_ns
             more = np.flatnonzero(last_ns > edge_ns)
-            lanes, (place, edge_ns, is_slow) = (
-                _among(lanes, more),
-                _of(more, place, edge_ns, is_slow),
-            )
+            lanes = _among(lanes, more)
+            place, edge_ns, is_slow = _of(more, place, edge_ns, is_slow)
             begun_ns, whole_ns, slowing = _of(more, begun_ns, whole_ns, slowing)
             now_ns, left_ns, slow_ns = _of(more, now_ns, left_ns, slow_ns)
             passed_ns = edge_ns - now_ns
