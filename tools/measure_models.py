@@ -31,8 +31,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from zoo.measured import BATCHES, CASES, SHARDED
 
-from calibrate.capture.record import block_names
 from calibrate.measure.model.training import Made
+from ddpsim.strategies.fully_shard.blocks import block_names
 
 LONGEST_S = 150  # of one step's measurement, compilation included
 _WARM_UP, _BLOCKS, _STEPS = 5, 4, 5  # steps before, and blocks of steps that are timed
@@ -61,7 +61,8 @@ def plan(names: Sequence[str]) -> Iterator[Key]:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    return [model.get_submodule(name) for name in block_names(model)]
+    sizes = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
+    return [model.get_submodule(name) for name in block_names(sizes)]
 
 
 def _ddp(model: nn.Module) -> nn.Module:

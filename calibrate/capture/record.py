@@ -7,7 +7,6 @@ inputs alone, and runs its forward again in the backward up to the last tensor t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,14 +27,13 @@ from calibrate.capture.shapes import (
     tensors,
     without_values,
 )
+from ddpsim.strategies.fully_shard.blocks import block_names
 from ddpsim.workload.operators import Operator
 
 _CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch 2.1 and later
 
 Recorded = Literal["fp32", "amp", "half"]
 Row = list[Operator]
-
-_NUMBERED = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
 
 
 @dataclass
@@ -196,7 +194,7 @@ class _Step:
         return begin
 
     def _on_blocks(self) -> Iterator[Any]:
-        for name in block_names(self._model):
+        for name in block_names([(n, p.numel()) for n, p in self._model.named_parameters()]):
             block = self._model.get_submodule(name)
 
             def enter(_: nn.Module, *arguments: Any, name: str = name) -> None:
@@ -238,19 +236,6 @@ class _Step:
         step.modules = [step.modules[row] for row in places]
         step.forward = [step.forward[row] for row in places]
         return step
-
-
-def block_names(model: nn.Module) -> list[str]:
-    """Numbered modules of several layers, such as layers.0, the outermost of each layer."""
-    found: dict[str, set[str]] = {}
-    for name, _ in model.named_parameters():
-        owner = name.rpartition(".")[0]
-        parts = owner.split(".")
-        numbered = (i for i, part in enumerate(parts, 1) if _NUMBERED.fullmatch(part))
-        end = next(numbered, None)
-        if end is not None:
-            found.setdefault(".".join(parts[:end]), set()).add(owner)
-    return [name for name, owners in found.items() if len(owners) > 1]
 
 
 @dataclass

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from torch import nn
 
+from ddpsim.scenario.catalog import model_names, zoo_document
 from ddpsim.strategies.fully_shard.blocks import block_names, names_numbers
 
 
@@ -110,3 +113,15 @@ def test_a_list_of_one_block_is_a_block() -> None:
 def test_names_tell_whether_modules_are_numbered() -> None:
     assert names_numbers(["head.weight", "features.0.weight"])
     assert not names_numbers(["head.weight", "3"])
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_captured_model_has_the_blocks_that_units_are(name: str) -> None:
+    """Checkpoints and units take the same modules; the zoo's tables hold what captures call."""
+    document = zoo_document(name)
+    parameters = document["parameters"]
+    sizes = [
+        (each, prod(shape))
+        for each, shape in zip(parameters["name"], parameters["shape"], strict=True)
+    ]
+    assert {*document["captured"]["blocks"]} == {*block_names(sizes)}
