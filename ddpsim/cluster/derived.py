@@ -30,7 +30,7 @@ OF_GLOO = (*_of_gloo("reduce_scatter", 0.12, 0.04), *_of_gloo("all_gather", 0.29
 
 
 def of_nccl(sigma: float) -> Derived:
-    """Of both, in all sizes."""
+    """One sigma for reduce-scatters and all-gathers of all sizes."""
     known = ((0, Uncertainty(sigma, _NCCL)),)
     return tuple((operation, known) for operation in sorted(SHARDED))
 

@@ -28,7 +28,7 @@ class UnmeasuredShards(NamedTuple):
 
     @classmethod
     def of(cls, profile: ClusterProfile, ranks: int) -> UnmeasuredShards | None:
-        """Those of a profile; None: not gloo's."""
+        """What a profile tells of gloo's copies; None: it was not measured with gloo."""
         copied = profile.overheads.copy_bytes_per_s
         is_gloo = isinstance(profile.all_reduce, GlooRing)
         return cls(ranks, copied.value if copied else None) if is_gloo else None
