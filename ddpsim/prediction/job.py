@@ -252,12 +252,26 @@ class Job:
         activations = self.model.activation_bytes
         state_bytes = optimizer_state_bytes(self.scenario.workload.optimizer, self.model.used)
         resident = self.program.strategy.resident_bytes(self.model, state_bytes)
-        return Memory(
+        memory = Memory(
             **resident._replace(parameters=resident.parameters + self.model.frozen_bytes)._asdict(),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
             device=round(min(device.memory_bytes for device in self._devices())),
         )
+        if activations is None or not self._is_on_gpus:
+            return memory
+        return replace(memory, reserved=self._reserved_bytes(memory))
+
+    def _reserved_bytes(self, memory: Memory) -> int:
+        """What torch's caching allocator takes of the device.
+
+        Shards' gradients and all-gathers have streams of their own (_fsdp_collectives.py), whose
+        blocks activations cannot take. What reductions read comes from the blocks of activations.
+        """
+        walk = self.program.strategy.memory_walk()
+        apart = max((held.parameters for _, held in walk), default=0) or memory.buckets
+        reserved = memory.total - memory.buckets + apart + round(self.model.recast_bytes)
+        return max(memory.total, reserved)
 
     def _devices(self) -> list[Device]:
         """All kinds of the cluster."""

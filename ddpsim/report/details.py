@@ -20,6 +20,7 @@ from ddpsim.result.start_up import StartUp
 from ddpsim.units import format_bytes, format_duration
 
 _BUCKET_ROWS = 8
+_TELLING = 1.02  # of the memory in use, from which on what is reserved is told
 _COLLECTIVE_ROWS = 10
 
 # what a row of the table is, by strategy
@@ -45,6 +46,12 @@ def sources(result: Result) -> Iterator[str]:
     """Memory at its peak, the warm-up, and all of what inputs and interval rest on."""
     if result.memory_peak:
         yield from labelled("", _peak_words(result.memory_peak))
+    memory = result.memory_bytes_per_gpu
+    if memory.reserved and memory.reserved > _TELLING * memory.total:
+        kept = (
+            f"torch's allocator reserves {format_bytes(memory.reserved)}, as it keeps freed blocks"
+        )
+        yield from labelled("", f"{kept} (max_memory_reserved)")
     yield from _start_up(result.start_up)
     yield from _warm_up(result)
     yield from _inputs(result.provenance)

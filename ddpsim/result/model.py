@@ -160,7 +160,12 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per GPU; `activations` is None where they are unknown."""
+    """Bytes per GPU; `activations` is None where they are unknown.
+
+    `reserved`: the most that torch.cuda.max_memory_reserved tells; None: unknown. The caching
+    allocator keeps what is freed, and gives memory of one stream to no other. It frees that before
+    it runs out of memory, so that a job may fit which reserves all of a device.
+    """
 
     parameters: int
     gradients: int
@@ -169,6 +174,7 @@ class Memory:
     buffers: int
     activations: int | None
     device: int
+    reserved: int | None = None
 
     @property
     def total(self) -> int:

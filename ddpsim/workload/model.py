@@ -121,6 +121,7 @@ class Model:
     products and convolutions, forward and backward, where the source tells of them.
     `float8_gathered`: places of parameters that fully_shard gathers in float8.
     `frozen_bytes`: of parameters that are not trained, and that each rank has whole.
+    `recast_bytes`: of outputs that the loss casts, whose memory is free before the backward.
     """
 
     parameters: tuple[Parameter, ...]
@@ -147,6 +148,7 @@ class Model:
     batch_norms: tuple[BatchNorm, ...] = ()
     flops: float | None = None
     frozen_bytes: int = 0
+    recast_bytes: float = 0.0
     float8_gathered: frozenset[int] = frozenset()
 
     @property

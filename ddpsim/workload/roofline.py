@@ -88,6 +88,7 @@ def zoo_model(
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
         activation_bytes=activation_bytes,
+        recast_bytes=step.recast_bytes,
         provenance=roofline_provenance(
             table,
             workload,

@@ -23,7 +23,7 @@ from held_out.errors import (
 from held_out.presets import devices_told
 from held_out.records import RECORDED
 from held_out.rows import published_loops
-from held_out.sharded_steps import judged_steps
+from held_out.sharded_steps import judged_steps, steps_of_unequal_gpus
 from published_steps import rms
 from validation import two_hosts
 from validation.benchmark import benchmark_rows, reference_log
@@ -388,13 +388,23 @@ def test_language_models_under_fsdp_are_predicted_without_their_publisher() -> N
 
 
 def test_llama_8b_under_torchtitan_is_predicted() -> None:
-    """Eager, compiled and float8 on 8 and 128 H100: time within 8.5 %, memory 6 to 9 % less."""
+    """Eager, compiled and float8 on 8 and 128 H100: time within 8.5 %, memory 2 to 5 % less."""
     judged = judged_steps(publisher="torchtitan")
     assert len(judged) == 6
     assert max(abs(one.error) for one in judged) <= 0.085
     assert all(one.is_covered and one.fits for one in judged)
-    assert all(-0.09 <= (one.memory_error or 0.0) <= -0.05 for one in judged)
+    assert all(-0.05 <= (one.memory_error or 0.0) <= -0.02 for one in judged)
     few, many = judged[:3], judged[3:]
     for a, b in zip(few, many, strict=True):  # what 128 GPUs lose of 8 is not all seen
         published, predicted = a.job.step_s / b.job.step_s, a.predicted_s / b.predicted_s
         assert abs(predicted - published) <= 0.03
+
+
+@pytest.mark.slow
+def test_unequal_gpus_are_what_128_of_them_lose() -> None:
+    """GPUs that differ by the published 1.48 %: the eager step of 8 over that of 128."""
+    few, *_, many = [
+        one.job for one in judged_steps(publisher="torchtitan") if not one.job.compiled
+    ]
+    steps_s = [fmean(steps_of_unequal_gpus(job, 0.0148, range(4))) for job in (few, many)]
+    assert steps_s[0] / steps_s[1] == pytest.approx(few.step_s / many.step_s, abs=0.012)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 from ddpsim.prediction.api import load_scenario, predict
 from ddpsim.result.model import Result
+from ddpsim.scenario.cluster import Stragglers
 from ddpsim.scenario.schema import Scenario
 from held_out.efficiency import Place, chip_of
 from held_out.errors import constants
 from held_out.language_steps import language_models, language_rows
 
-__all__ = ["Judged", "judged_steps", "levels_table"]
+__all__ = ["Judged", "judged_steps", "levels_table", "steps_of_unequal_gpus"]
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "published-sharded-steps.csv"
 _MACHINES = {"h100-sxm-80gb": "dgx-h100", "a100-sxm-80gb": "dgx-a100"}
@@ -53,7 +54,7 @@ class Judged(NamedTuple):
     predicted_s: float
     low_s: float
     high_s: float
-    needs_bytes: int
+    reserved_bytes: int
     fits: bool
 
     @property
@@ -68,8 +69,8 @@ class Judged(NamedTuple):
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over published memory, minus 1; None where none is published."""
-        return self.job.memory_gib and self.needs_bytes / 2**30 / self.job.memory_gib - 1
+        """Predicted over published reserved memory, minus 1; None where none is published."""
+        return self.job.memory_gib and self.reserved_bytes / 2**30 / self.job.memory_gib - 1
 
 
 def _jobs() -> Iterator[Job]:
@@ -107,7 +108,19 @@ def _judged(job: Job, folder: Path) -> Judged:
     if interval is None:
         raise ValueError("an estimate has an interval")
     edges = interval.low, interval.high
-    return Judged(job, result.iteration_time_s.mean, *edges, memory.total, memory.fits)
+    return Judged(
+        job, result.iteration_time_s.mean, *edges, memory.reserved or memory.total, memory.fits
+    )
+
+
+def steps_of_unequal_gpus(job: Job, sigma: float, seeds: Iterable[int]) -> list[float]:
+    """Seconds of torchtitan's step where GPUs differ by so much, drawn with each seed."""
+    scenario = _scenario(job, FILE.parent)
+    stragglers = Stragglers.model_validate({"distribution": "lognormal", "sigma": sigma})
+    cluster = scenario.cluster.model_copy(update={"stragglers": stragglers})
+    runs = (scenario.run.model_copy(update={"seed": seed}) for seed in seeds)
+    drawn = (scenario.model_copy(update={"cluster": cluster, "run": run}) for run in runs)
+    return [_predicted(each, job).iteration_time_s.mean for each in drawn]
 
 
 def _scenario(job: Job, folder: Path) -> Scenario:
@@ -171,5 +184,5 @@ def levels_table() -> str:
 
 if __name__ == "__main__":
     for one in judged_steps():
-        print(f"{one.error:+6.1%} {one.is_covered:d} {one.needs_bytes / 1e9:6.1f} GB {one.job}")
+        print(f"{one.error:+6.1%} {one.is_covered:d} {one.reserved_bytes / 1e9:6.1f} GB {one.job}")
     print(levels_table())

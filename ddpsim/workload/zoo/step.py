@@ -44,6 +44,20 @@ class Step(NamedTuple):
         loss = takewhile(lambda one: one.kind not in MULTIPLYING, self.backward[0])
         return max(a + b for a, b in pairwise([0.0, *(one.bytes_written for one in loss), 0.0]))
 
+    @property
+    def recast_bytes(self) -> float:
+        """Bytes of outputs that the loss casts to a wider type, and that are free after it.
+
+        Their block is too small for the backward's first gradients, which are of the wider type.
+        """
+        loss: list[float] = []
+        for one in self.forward[-1]:
+            if one.kind in MULTIPLYING:
+                loss.clear()
+            elif one.kind == "copy" and one.bytes_written >= 2 * one.bytes_read:
+                loss.append(one.bytes_read)
+        return max(loss, default=0.0)
+
     def rewritten(self, rewrite: Callable[[Operator], Iterable[Operator]]) -> Step:
         """With other operators in the place of each."""
         known: dict[Row, Row] = {}
