@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.cost import (
+    GLOO_IN_TURN,
     AllReduceLogCost,
     CollectiveCost,
     LinkCost,
@@ -319,11 +320,12 @@ def _parts_of_all_reduce(scenario: Scenario) -> dict[Operation, float | None]:
 
     Assumed. Where a switch may have summed (NVLS) an all-reduce is no ring's, and nothing is told.
     gloo all-reduces what it scatters (ScheduledCost), and two ranks often gather in turn
-    (`ddpsim.cluster.fitted.gloo_shards`).
+    (`ddpsim.cluster.cost.ScheduledCost`).
     """
     cluster = scenario.cluster
     if scenario.ddp.backend == "gloo":
-        return {"reduce_scatter": 1.0, "all_gather": 0.625 if cluster.world_size == 2 else 0.5}
+        in_turn = GLOO_IN_TURN / 2 if cluster.world_size == 2 else 0.0
+        return {"reduce_scatter": 1.0, "all_gather": 0.5 * (1 + in_turn)}
     intra = cluster.link("intra_node") if cluster.gpus_per_node > 1 else None
     sums = isinstance(intra, IntraNode) and intra.switch_bandwidth_bytes_per_s
     return {} if sums else {"reduce_scatter": 0.5, "all_gather": 0.5}

@@ -214,6 +214,15 @@ def test_a_fitted_gloo_gathers_for_half_of_what_it_reduces() -> None:
     assert gathered_ns == pytest.approx(64 * MIB * 3 / 4 / (0.94 * 125e6) * 1e9, rel=1e-6)
 
 
+def test_stated_links_of_two_gloo_ranks_gather_in_turn() -> None:
+    """2.5 half shards of 2 ms; the word that it can receive takes the latency alone at best."""
+    cost = ScheduledCost("gloo_ring", Paths(2, 1, None, Link(50e-6, 1e9)))
+    *_, gathered_ns = times_ns(cost, 8_000_000)
+    assert gathered_ns == 2 * 2_000_000 + 50_000 + (2_000_000 - 50_000) // 2
+    *_, small_ns = times_ns(cost, 100_000)
+    assert small_ns == 2 * 25_000 + 50_000
+
+
 def test_two_ranks_of_gloo_gather_in_turn_half_of_the_time() -> None:
     """Three half shards one after the other, or two: 2.5 of them, and copies where known."""
     half_ns = 64 * MIB / 4 / (0.94 * 125e6) * 1e9

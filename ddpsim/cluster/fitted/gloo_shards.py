@@ -3,21 +3,16 @@
 torch copies (2.13, ProcessGroupGloo.cpp): a reduce-scatter all-reduces a copy of its input and
 copies a shard out of it. An all-gather receives into a tensor of its own and copies that out.
 
-Two ranks share one connection for both directions. The rank that comes second begins to send at
-once, and its word that it can receive waits behind those bytes (gloo/allgather.cc, transport/tcp).
-So the halves of the two shards take three times the time of one, not two. Ranks that come at once
-take two. On links of 200 Mbit/s two ranks took 1.45 times half of an all-reduce for 4 MiB, whoever
-came first, and four ranks 1.02 times. Steps have both; each is assumed half of the time.
+Two ranks often send the halves of their shards in turn (`ddpsim.cluster.cost.ScheduledCost`).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from ddpsim.cluster.cost import GLOO_IN_TURN
 from ddpsim.cluster.transfers import Operation
 from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing
-
-_IN_TURN = 0.5  # of the all-gathers of two ranks (assumed)
 
 
 class UnmeasuredShards(NamedTuple):
@@ -44,4 +39,4 @@ class UnmeasuredShards(NamedTuple):
         half_bytes = size_bytes / 4 * law.wire_bytes_per_byte.value
         rate = line_rate or law.line_rate_bytes_per_s
         held_s = max(0.0, half_bytes - law.burst_bytes.value) / rate - law.segment_s.value
-        return copies_s + _IN_TURN * max(0.0, held_s)
+        return copies_s + GLOO_IN_TURN * max(0.0, held_s)
