@@ -196,7 +196,7 @@ def _instructions(asked: Request) -> Hashable:
     program = asked.program
     numbers = range(program.warmup + program.iterations + program.strategy.period)
     kinds = tuple(program.kind(number) for number in numbers)
-    return kinds, tuple(program.strategy.steps[kind] for kind in sorted({*kinds}))
+    return kinds, tuple(map(program.strategy.instructions, sorted({*kinds})))
 
 
 def _run_different(

@@ -50,16 +50,26 @@ class Program:
 
     def step(self, number: int) -> tuple[Instruction, ...]:
         """The instructions of an iteration, counted from 0."""
-        return self.strategy.steps[self.kind(number)]
+        return self.strategy.instructions(self.kind(number))
 
     def compiled(self, number: int) -> CompiledStep:
         """An iteration, counted from 0, as the engine takes it."""
-        return self.kinds[self.kind(number)]
+        kind = self.kind(number)
+        if kind not in self._compiled:
+            step = self.strategy.instructions(kind)
+            self._compiled[kind] = CompiledStep.of(step, blocks=self.blocking)
+        return self._compiled[kind]
+
+    @cached_property
+    def _compiled(self) -> dict[int, CompiledStep]:
+        return {}
 
     @cached_property
     def kinds(self) -> tuple[CompiledStep, ...]:
-        """Each kind of step, compiled."""
-        return tuple(CompiledStep.of(step, blocks=self.blocking) for step in self.strategy.steps)
+        """Each kind of step that comes in the loop, compiled."""
+        numbers = range(self.warmup + self.iterations + self.strategy.period)
+        first = {self.kind(number): number for number in reversed(numbers)}
+        return tuple(self.compiled(number) for _, number in sorted(first.items()))
 
     def steady(self) -> Program:
         """The same loop with steady steps from the first iteration on."""
@@ -103,8 +113,9 @@ class Program:
 
     @cached_property
     def _sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
-        kinds = {self.kind(number) for number in range(self.warmup + self.iterations)}
-        sent = (each for kind in kinds for each in self.kinds[kind].sent)
+        numbers = range(self.warmup + self.iterations)
+        kinds = {self.kind(number): number for number in numbers}
+        sent = (each for number in kinds.values() for each in self.compiled(number).sent)
         return frozenset((each.group, each.operation, each.size_bytes) for each in sent)
 
     def sent_bytes(self, operation: Operation) -> list[int]:

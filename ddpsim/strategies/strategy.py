@@ -68,7 +68,7 @@ class Strategy(ABC):
     """The order of one optimizer step, the same on every rank.
 
     A strategy has one `kind` of step or several: DDP's first step has other buckets than later
-    ones. The engines ask for `steps[kind(number)]` and carry the instructions out.
+    ones. The engines ask for `instructions(kind(number))` and carry them out.
     """
 
     broadcast: str = "the buffers' broadcast"  # what a broadcast sends, in words
@@ -120,10 +120,24 @@ class Strategy(ABC):
         """What a step holds beside shards, at each change; empty: nothing is sharded."""
         return ()
 
-    @cached_property
+    @property
     def steps(self) -> tuple[tuple[Instruction, ...], ...]:
         """The instructions of each kind of step."""
-        return tuple(tuple(numbered(self.step(kind))) for kind in range(self.kinds))
+        return tuple(self.instructions(kind) for kind in range(self.kinds))
+
+    def instructions(self, kind: int) -> tuple[Instruction, ...]:
+        """The instructions of a step of this kind, made once."""
+        if kind not in self._known:
+            self._known[kind] = self.made(kind)
+        return self._known[kind]
+
+    def made(self, kind: int) -> tuple[Instruction, ...]:
+        """The instructions of a step of this kind, made anew."""
+        return tuple(numbered(self.step(kind)))
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Instruction, ...]]:
+        return {}
 
     @property
     def warmup(self) -> int:

@@ -125,15 +125,13 @@ class DistributedDataParallel(Strategy):
         """Whether a step begins with a backward that reduces no earlier than this one."""
         return backward is not None and number >= ceil(backward / self._reductions)
 
-    @cached_property
-    def steps(self) -> tuple[tuple[Instruction, ...], ...]:
+    def made(self, kind: int) -> tuple[Instruction, ...]:
         """See Strategy; under no_sync micro-batches between the first and the last are alike."""
         more = self.model.accumulation_steps - _FEW_MICRO_BATCHES
         if more <= 0 or not self.no_sync:
-            return super().steps
+            return super().made(kind)
         few = replace(self.model, accumulation_steps=_FEW_MICRO_BATCHES)
-        found = [_with_more(step, more) for step in replace(self, model=few).steps]
-        return tuple(step for step in found if step) if all(found) else super().steps
+        return _with_more(replace(self, model=few).made(kind), more) or super().made(kind)
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
