@@ -143,7 +143,7 @@ def _begun_late_s(
 
 
 def _begun_alone_s(group: Mapping[int, Request]) -> dict[int, tuple[float, float]]:
-    """The same of jobs of which one rank stands for all, one after the other."""
+    """Lengths of a step in seconds, of jobs of which one rank stands for all, by their places."""
     found: dict[int, tuple[float, float]] = {}
     for place, asked in group.items():
         host = Host(replace(asked.program, warmup=0), MOST_MORE)
@@ -245,7 +245,7 @@ def _alone(job: Request, *, counts: bool) -> SteadyStep:
 def _together(
     requests: Sequence[Request], *, counts: bool
 ) -> Iterator[tuple[Mapping[int, int], Lanes]]:
-    """Those that can be simulated together, once they are: their trials, and places by trials.
+    """Jobs that can be simulated together, once they are: places by trials, and the trials.
 
     None of those where the clock would get too long.
     """
@@ -260,7 +260,7 @@ def _together(
 def _trained(
     ranks: int, group: _Group, *, counts: bool
 ) -> Iterator[tuple[Mapping[int, int], Lanes]]:
-    """Likewise; where half of them have ended, and the others not in as many steps, these anew."""
+    """Jobs side by side; those that take twice as many steps as half of them go on alone, anew."""
     lanes, half, left = _lanes(ranks, group, counts=counts), 0, []
     for steps, _ in enumerate(lanes.trained(), 1):
         left = [i for i, past in enumerate(lanes.past) if past.last is None]

@@ -89,12 +89,12 @@ class CompiledStep:
 
     @property
     def between_ns(self) -> tuple[int, ...]:
-        """See above."""
+        """Ticks between batches, and after the last one."""
         return self._moments.between_ns
 
     @property
     def last_ns(self) -> int:
-        """See above."""
+        """Ticks from the last wait to the step's end."""
         return self._moments.between_ns[-1]
 
     @cached_property
@@ -146,7 +146,7 @@ class CompiledStep:
 
     @cached_property
     def longest_work_ns(self) -> int:
-        """Of the device, at full rate."""
+        """The longest of the device's works, at full rate."""
         return max((each.device_ns for each in self.works), default=0)
 
     @cached_property

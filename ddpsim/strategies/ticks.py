@@ -53,6 +53,6 @@ class Ticks:
 def _ticks(
     device_s: float, host_s: float, host_factor: float, factor: float, threads: int
 ) -> tuple[int, int]:
-    """Of the host, in which so many threads do the same, and of the device."""
+    """Ticks of the host, in which so many threads do the same, and of the device."""
     host_ns = round(host_factor * round(factor * (threads * to_ns(host_s))))
     return host_ns, round(factor * to_ns(device_s))

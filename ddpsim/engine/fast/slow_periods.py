@@ -254,7 +254,7 @@ class SlowPeriods:
 
 
 def _among(lanes: _Lanes, places: _Integers) -> _Lanes:
-    """Those at some places of lanes, in a slice as long as these are all."""
+    """Lanes at some places, in a slice as long as these are all."""
     if isinstance(lanes, slice):
         begin = lanes.start or 0
         is_all = lanes.stop is not None and len(places) == lanes.stop - begin
