@@ -103,6 +103,12 @@ class Operation:
             segment_s += (segment_s - self.checkpoint_s) * (factor - 1)
         return replace(self, work_s=self.work_s + steps_s * (factor - 1), segment_s=segment_s)
 
+    def with_interval(self, steps_s: float) -> Operation:
+        """The run with a checkpoint after so many seconds of steps."""
+        segment_s = steps_s + self.checkpoint_s
+        work_s = (self.work_s - self.checkpointed_s) * segment_s / steps_s
+        return replace(self, work_s=work_s, segment_s=segment_s)
+
     def check(self) -> None:
         """Raise InputError where it makes no progress; says what would let it."""
         if self.checkpoint_s >= self.segment_s:

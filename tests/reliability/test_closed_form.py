@@ -53,13 +53,6 @@ def mean_s(run: Operation) -> float:
     return spent_s + loaded_s * later
 
 
-def with_interval(run: Operation, steps_s: float) -> Operation:
-    """The same with a checkpoint after so many seconds of steps."""
-    segment_s = steps_s + run.checkpoint_s
-    work_s = (run.work_s - run.checkpointed_s) * segment_s / steps_s
-    return replace(run, work_s=work_s, segment_s=segment_s)
-
-
 def daly_mean_s(
     steps_s: float, interval_s: float, save_s: float, restart_s: float, mtbf_s: float
 ) -> float:
@@ -117,7 +110,7 @@ def test_the_best_interval_is_dalys() -> None:
         best_s = best_interval_s(ratio * 5000, 5000)
         assert best_s == pytest.approx(daly_interval_s(ratio * 5000, 5000), rel=0.02)
         run = Operation(work_s=1e9, crash_per_s=1 / 5000, checkpoint_s=ratio * 5000, segment_s=6000)
-        means_s = [mean_s(with_interval(run, best_s * factor)) for factor in (0.98, 1, 1.02)]
+        means_s = [mean_s(run.with_interval(best_s * factor)) for factor in (0.98, 1, 1.02)]
         assert min(means_s) == means_s[1]
     assert best_interval_s(1e-3, 1e6) == pytest.approx(young_interval_s(1e-3, 1e6), rel=1e-3)
     assert best_interval_s(0.0, 1e6) == 0.0
