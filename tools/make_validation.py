@@ -22,6 +22,7 @@ from validation.recorded import (
     LATER,
     SHARDED,
     STRATEGIES,
+    UNSEEN,
     later_predicted,
     predicted,
     report_of,
@@ -30,7 +31,7 @@ from validation.recorded import (
 
 def main() -> None:
     """Write the campaigns' reports, and the page."""
-    folders = [*CAMPAIGNS, STRATEGIES, SHARDED]
+    folders = [*CAMPAIGNS, STRATEGIES, SHARDED, UNSEEN]
     reports = {report_of(folder).name: predicted(folder) for folder in folders}
     reports[LATER.name] = later_predicted()
     with tempfile.TemporaryDirectory() as folder:

@@ -45,9 +45,9 @@ class Variant(Part):
     matrix_approximation_rank: int = Field(1, ge=1, description="of powerSGD")
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    reshard_after_forward: bool | None = Field(
-        None, description="of sharded parameters; false is SHARD_GRAD_OP of fsdp1"
-    )
+    reshard_after_forward: Annotated[
+        bool | None, BeforeValidator(lambda value: None if value == "default" else value)
+    ] = Field(None, description="of sharded parameters; false is SHARD_GRAD_OP of fsdp1")
     units: Annotated[Units, BeforeValidator(_from_yaml)] = Field(
         "blocks", description="modules whose parameters are sharded on their own"
     )

@@ -85,6 +85,9 @@ class Case:
         if (nodes, gpus_per_node) != own:
             changes += [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
             changes += _without_others(self.cluster, nodes, gpus_per_node)
+            share = gpus_per_node if self.scenario.ddp.shards_in_nodes else nodes * gpus_per_node
+            if not self.scenario.ddp.reshards_among(share):
+                changes.append("ddp.fully_shard.reshard_after_forward=default")
         if accumulation not in (None, self.scenario.ddp.accumulation_steps):
             changes.append(f"ddp.accumulation_steps={accumulation}")
         samples = self.scenario.workload.batch_per_rank

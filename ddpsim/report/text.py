@@ -46,6 +46,7 @@ _INPUTS = {
     ),
     "host time": ("host time",),
     "network model": (
+        "sharded collectives",
         "cluster.profile",
         "all-reduce time",
         "cluster.host",

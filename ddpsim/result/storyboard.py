@@ -82,7 +82,7 @@ class Dial:
     def words_of(self, value: str) -> str:
         """One of its values."""
         if value == "default":
-            return "the default (1, then 25 MiB)"
+            return "the default (1, then 25 MiB)" if self.unit else f"{self.short_key}: default"
         if value == "null":
             return f"the default {self.short_key}"
         if self.unit == "elements":

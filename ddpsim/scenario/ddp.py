@@ -248,6 +248,12 @@ class Ddp(Spec):
         """Whether torch's fully_shard parts parameters, gradients and optimizer."""
         return self.strategy in _FULLY_SHARDED
 
+    def reshards_among(self, ranks: int) -> bool:
+        """Whether so many ranks, which share a copy, divide by those that keep one."""
+        kept = self.sharding.reshard_after_forward
+        is_number = self.is_fully_sharded and kept is not None and not isinstance(kept, bool)
+        return not is_number or ranks % int(kept or 1) == 0
+
     @property
     def overlaps_optimizer(self) -> bool:
         """Whether ZeroRedundancyOptimizer updates parameters in DDP's hook."""

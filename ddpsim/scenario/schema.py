@@ -16,6 +16,7 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.workload import Workload
+from ddpsim.wording import counted
 
 _AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
 # others shard the optimizer, or have masters of their own
@@ -28,7 +29,7 @@ _NO_ADAFACTOR = (
 )
 _NO_FUSED_SGD = (
     'torch has no fused SGD of sharded parameters ("Operator aten._fused_sgd_.default does not '
-    'have a sharding strategy registered"); write false, or adamw'
+    'have a sharding strategy registered"); write false, or optimizer.name: adamw'
 )
 
 
@@ -290,15 +291,14 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _reshards_to_a_divisor(self) -> Scenario:
         """As torch does (_fsdp_init.py, _get_post_forward_mesh_info)."""
-        ranks, share = self.ddp.sharding.reshard_after_forward, self.sharding_ranks
-        if ranks is None or isinstance(ranks, bool) or not self.ddp.is_fully_sharded:
-            return self
-        if share % ranks == 0:
+        share = self.sharding_ranks
+        if self.ddp.reshards_among(share):
             return self
         divisors = [str(n) for n in range(2, share) if share % n == 0]
         raise fail(
-            f"{ranks} does not divide the {share} ranks that share a copy; write "
-            f"{', '.join([*divisors, 'true'])} or false",
+            f"{self.ddp.sharding.reshard_after_forward} does not divide the "
+            f"{counted(share, 'rank')} that share a copy; write "
+            f"{', '.join([*divisors, 'default', 'true'])} or false",
             "ddp.fully_shard.reshard_after_forward",
         )
 

@@ -29,6 +29,13 @@ def slow() -> ddpsim.Diagnosis:
     return ddpsim.diagnose(scenario(ONE_NODE), "150 ms", without_sync="75 ms")
 
 
+def test_one_gpu_keeps_no_copy_among_others() -> None:
+    settings = ("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=8")
+    case = Case.of(load("gpt2-xl-hsdp", *settings))
+    assert case.on(1, 1).scenario.ddp.sharding.reshard_after_forward is None
+    assert case.on(2, 8).scenario.ddp.sharding.reshard_after_forward == 8
+
+
 def test_probabilities_are_of_all_causes(slow: ddpsim.Diagnosis) -> None:
     for of in ("prior", "probability"):
         assert sum(getattr(cause, of) for cause in slow.causes) == pytest.approx(1)

@@ -205,6 +205,16 @@ def test_a_config_becomes_a_scenario(name: str) -> None:
         ),
         ({"zero_optimization": {"stage": 0}}, "ddp.strategy", "ddp"),
         (
+            {"zero_optimization": {"stage": 3}, "optimizer": {"type": "SGD"}},
+            "workload.optimizer",
+            {"name": "sgd"},
+        ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}},
+            "ddp.fully_shard.reshard_after_forward",
+            True,
+        ),
+        (
             {"trainer": {"devices": 2}, "optimizer": {"class_path": "torch.optim.Muon"}},
             "workload.optimizer",
             {"name": "muon"},
@@ -236,6 +246,15 @@ def test_keys_mean_what_their_program_does(document: Any, path: str, value: Any)
         ({"trainer": {"devices": [0, 1]}}, "trainer.devices: [0, 1], no number"),
         ({"trainer": {"devices": -1}}, "trainer.devices: -1"),
         ({"trainer": {"strategy": "colossalai"}}, "trainer.strategy: colossalai"),
+        ({"distributed_type": "NO", "num_processes": -16}, "num_processes: -16, no number from 1"),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_reshard_after_forward": "maybe"}},
+            "fsdp_config.fsdp_reshard_after_forward: maybe",
+        ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 3}},
+            "fsdp_config.fsdp_version: 3",
+        ),
         ({"distributed_type": "MEGATRON_LM"}, "distributed_type: MEGATRON_LM"),
         ({"per_device_train_batch_size": "big"}, "per_device_train_batch_size: big, no number"),
         (

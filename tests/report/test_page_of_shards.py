@@ -19,6 +19,7 @@ def board() -> Storyboard:
 
 def test_the_slider_goes_over_ways_to_reshard(board: Storyboard) -> None:
     assert [choice.cap for choice in board.choices] == ["default", "2", "false"]
+    assert board.choices[0].words == "reshard_after_forward: default"
     text = page(board)
     assert "<code>ddp.fully_shard.reshard_after_forward</code>" in text
     assert "bucket_cap_mb" not in text.partition('<section id="trust"')[0].partition("<body")[2]

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 from validation.folders import ROOT
 from validation.recorded import SHARDED as SHARDED_ALONE
-from validation.recorded import STRATEGIES, campaign, predicted
+from validation.recorded import STRATEGIES, UNSEEN, campaign, predicted
 
 from calibrate.records.variant import SHARDED
 from calibrate.validate.report import Case
@@ -45,7 +45,7 @@ def test_three_models_at_two_rates_were_recorded() -> None:
 
 def test_the_table_of_accuracy_has_them_all() -> None:
     page = (ROOT / "docs" / "explanation" / "accuracy.md").read_text("utf-8")
-    for folder in (STRATEGIES, SHARDED_ALONE):
+    for folder in (STRATEGIES, SHARDED_ALONE, UNSEEN):
         figures = campaign(folder).figures
         assert figures
         levels = f"{100 * figures.median_error:.1f} % | {100 * figures.worst_error:.0f} %"
@@ -85,6 +85,19 @@ def test_sharded_steps_after_one_that_is_not_timed_are_predicted() -> None:
     assert max(errors) <= 0.05
     signs = [right for sweep in sweeps for right in sweep.ranked]
     assert len(signs) == 18
+    assert all(signs)
+
+
+def test_sharded_steps_of_models_that_set_nothing_are_predicted() -> None:
+    """All within 10 % and on the right side of DDP; the interval, as narrow as links, holds 2."""
+    sweeps = campaign(UNSEEN).sweeps
+    errors = [case.error for sweep in sweeps for case in sweep.cases]
+    assert len(errors) == 8
+    assert median(map(abs, errors)) <= 0.026
+    assert -0.03 <= median(errors) <= 0
+    assert max(map(abs, errors)) <= 0.09
+    signs = [right for sweep in sweeps for right in sweep.ranked]
+    assert len(signs) == 6
     assert all(signs)
 
 

@@ -176,6 +176,8 @@ def _sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
         no_sync = wrapped.no_sync
         own = replace(own, model=wrapped)
     else:
+        if isinstance(own.optimizer, torch.optim.SGD) and own.optimizer.defaults["fused"]:
+            raise MeasureError("torch has no fused SGD of sharded parameters: drop --fused")
         mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
         _shard_fully(own.model, mesh, variant, units)
         no_sync = partial(_unreduced, own.model)

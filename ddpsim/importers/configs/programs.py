@@ -57,7 +57,8 @@ def _optimizer(name: Any, *, fused: bool) -> Settings:
     torchs = package == "torch.optim" and known in ("adafactor", "muon")
     if known not in ("sgd", "adam", "adamw") and not torchs:
         raise NotModelledError(" (no optimizer of that name; sgd, adam or adamw)")
-    return {"workload.optimizer": {"name": known} | ({"fused": True} if fused else {})}
+    is_fused = fused and known in ("adam", "adamw")  # torchtitan and DeepSpeed have no fused SGD
+    return {"workload.optimizer": {"name": known} | ({"fused": True} if is_fused else {})}
 
 
 # torchtitan: fully_shard of blocks, computing in bfloat16 unless the config says otherwise
@@ -201,6 +202,11 @@ _FSDP_KEYS = (
 )
 
 
+_RESHARDS = {"true": True, "full_shard": True, "false": False, "shard_grad_op": False}
+_CHECKED: dict[str, Rule] = {"version": only("1", "2"), "reshard_after_forward": only(*_RESHARDS)}
+_FSDP: dict[str, Rule] = {key: _CHECKED.get(key, IDLE) for key in _FSDP_KEYS}  # _fsdp
+
+
 def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
     """FSDP1 or, with version 2, fully_shard: `at` begins its keys."""
 
@@ -215,10 +221,10 @@ def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
     types = {"param": half, "reduce": half} if half else None
     offloads = holds("offload_params")
     if said("version", "1") == "2":
-        keeps = said("reshard_after_forward", "true").lower() in ("false", "shard_grad_op")
         settings: Settings = {"ddp.strategy": "fully_shard"}
         own = "ddp.fully_shard"
-        settings[f"{own}.reshard_after_forward"] = not keeps
+        reshards = said("reshard_after_forward", "true").lower()
+        settings[f"{own}.reshard_after_forward"] = _RESHARDS.get(reshards, "default")
         settings[f"{own}.offload_policy"] = "CPUOffloadPolicy" if offloads else None
     else:
         settings, own = {"ddp.strategy": "fsdp1"}, "ddp.fsdp1"
@@ -344,6 +350,12 @@ def _accelerate(values: Mapping[str, Any]) -> Settings:
     return settings | _zero(inside)
 
 
+def _counts(value: Any) -> None:
+    """Whole numbers from 1, which `_accelerate` takes; raises NotModelledError for others."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise NotModelledError(", no number from 1")
+
+
 _ZERO_KEYS = (
     *("zero_stage", "gradient_clipping", "zero3_init_flag", "zero3_save_16bit_model"),
     *("deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_moe_layer_cls_names"),
@@ -351,8 +363,8 @@ _ZERO_KEYS = (
 _ACCELERATE: dict[str, Rule] = {
     "distributed_type": only("multi_gpu", "fsdp", "deepspeed", "no"),
     "mixed_precision": only("no", "bf16", "fp16", instead="float8"),
-    **dict.fromkeys(("num_machines", "num_processes"), IDLE),  # _accelerate
-    **{f"fsdp_config.fsdp_{key}": IDLE for key in _FSDP_KEYS},  # _fsdp
+    **dict.fromkeys(("num_machines", "num_processes"), _counts),  # _accelerate
+    **_inside(_FSDP, "fsdp_config.fsdp_"),
     "gradient_accumulation_steps": copied("ddp.accumulation_steps"),
     "deepspeed_config.gradient_accumulation_steps": copied("ddp.accumulation_steps"),
     "deepspeed_config.deepspeed_config_file": only(instead="import that file too"),
@@ -411,7 +423,8 @@ _TRAINER: dict[str, Rule] = {
     "gradient_checkpointing": chosen({"true": {"workload.checkpointing": "full"}, "false": {}}),
     "max_grad_norm": _clips,
     **dict.fromkeys(("bf16", "fp16", "tf32", "fsdp", "fsdp_min_num_params"), IDLE),  # _trainer
-    **{f"fsdp_config.{at}{key}": IDLE for at in ("", "fsdp_") for key in _FSDP_KEYS},
+    **_inside(_FSDP, "fsdp_config."),
+    **_inside(_FSDP, "fsdp_config.fsdp_"),
     **{f"fsdp_config.{key}": IDLE for key in ("limit_all_gathers", "xla*")},
     "optim": only("adamw_torch", "adamw_torch_fused", "sgd", instead=_OPTIM),
     "torch_compile": chosen({"true": _COMPILED, "false": {}}),

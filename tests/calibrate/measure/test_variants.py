@@ -29,6 +29,8 @@ def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
         Variant(bucket_cap_mb=5),
     ]
     assert variants_of(["bucket_cap_mb=default"]) == [Variant()]
+    usual = ["strategy=hsdp,reshard_after_forward=default"]
+    assert variants_of(usual) == [Variant(strategy="hsdp")]
     assert variants_of(None) == []
 
 

@@ -51,6 +51,16 @@ def test_sizes_without_a_named_rank_are_left_out() -> None:
     assert out.reason.startswith("cluster.stragglers.factors: rank 3 does not exist")
 
 
+def test_sizes_that_a_copys_ranks_do_not_divide_are_left_out() -> None:
+    kept = "ddp.fully_shard.reshard_after_forward=16"
+    asked = scenario("gpt2-xl-hsdp", "run.iterations=1", "ddp.strategy=fully_shard", kept)
+    plan = plan_capacity(asked, "1M samples in 1 h", max_gpus=32)
+    assert [size.gpus for size in plan.sizes] == [16, 32]
+    (out,) = plan.left_out
+    assert out.sizes == ("1 x 8",)
+    assert out.reason.endswith("reshard_after_forward: 16 does not divide 8 ranks")
+
+
 def test_a_log_answers_for_its_own_ranks_alone() -> None:
     """Extrapolated to other ranks it would give the same time to any number of them."""
     for allowed in ("false", "true"):
