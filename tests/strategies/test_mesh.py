@@ -136,7 +136,7 @@ def test_an_all_reduce_lets_the_next_reduce_scatter_begin() -> None:
         (["workload.data={rate: 9 samples/s, sample_size: 1 MB}"], "are not modelled under"),
         (
             ["ddp.fully_shard.reshard_after_forward=3"],
-            "3 does not divide the 8 ranks that share a copy; write 2, 4, true or",
+            "3 does not divide the 8 ranks that share a copy; write 2, 4, default, true or",
         ),
         (["ddp.fully_shard.reshard_after_forward=half"], "'half' is neither true, nor false"),
         (["workload.sync_batch_norm=true"], "is not modelled under hsdp"),
