@@ -352,6 +352,13 @@ def test_mixtures_of_bars_tell_trainings_step_or_none(data: st.DataObject) -> No
             assert is_near or (said and not trains), (told, text)
 
 
+def test_a_number_that_a_cut_dictionary_ends_with_is_not_read() -> None:
+    """Found at random: 2.5 steps a second, cut after the 2."""
+    whole = "{'train_runtime': 600.0, 'train_steps_per_second': 2.5, 'epoch': 1.0}\n"
+    assert steps(whole) == {"transformers' Trainer": 0.4}
+    assert steps(whole[: whole.index(".5")] + "\n") == {}
+
+
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(sorted(LOGS)), min_size=2, max_size=4, unique=True), st.data())
 def test_logs_in_one_file_each_tell_their_own(programs: list[str], data: st.DataObject) -> None:

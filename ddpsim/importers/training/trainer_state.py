@@ -98,7 +98,8 @@ def _runs(lines: Sequence[Printed]) -> Iterator[_Run]:
     told: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for each in lines:
         if "_runtime" in each.text or "_steps_per_second" in each.text:
-            found = _METRIC.findall(each.text + "\n" * each.is_whole)
+            is_cut = each.text.rfind("{") > each.text.rfind("}")  # so may its last number be
+            found = _METRIC.findall(each.text + "\n" * (each.is_whole and not is_cut))
             told[each.source] += [(metric, clock_s(value)) for metric, value in found]
     for metrics in told.values():
         runtime_s = evaluation_s = 0.0
