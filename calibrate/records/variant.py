@@ -96,6 +96,11 @@ class Variant(Part):
         return self
 
     @property
+    def sharding_strategy(self) -> Literal["FULL_SHARD", "SHARD_GRAD_OP"]:
+        """What fsdp1 calls its resharding."""
+        return "SHARD_GRAD_OP" if self.reshard_after_forward is False else "FULL_SHARD"
+
+    @property
     def is_bucket_choice(self) -> bool:
         """Whether it is plain DDP, but for its bucket cap."""
         return self == Variant(bucket_cap_mb=self.bucket_cap_mb)

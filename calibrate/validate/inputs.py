@@ -136,8 +136,7 @@ def _ddp(variant: VariantSamples, rounds: Rounds) -> dict[str, Any]:
     }
     units = {"units": list(variant.units)}
     if options.strategy == "fsdp1":
-        sharding = "SHARD_GRAD_OP" if options.reshard_after_forward is False else "FULL_SHARD"
-        return shared | {"fsdp1": units | {"sharding_strategy": sharding}}
+        return shared | {"fsdp1": units | {"sharding_strategy": options.sharding_strategy}}
     if options.strategy in SHARDED:
         reshards = {"reshard_after_forward": options.reshard_after_forward}
         return shared | {"fully_shard": reshards | units}

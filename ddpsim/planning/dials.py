@@ -8,7 +8,14 @@ from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 
 _CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
-_CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets", unit="MiB")
+_CAP = Dial(
+    "ddp.bucket_cap_mb",
+    "Bucket size",
+    "buckets of another size",
+    "Buckets",
+    unit="MiB",
+    usual="the default (1, then 25 MiB)",
+)
 _RESHARD = Dial(
     "ddp.fully_shard.reshard_after_forward",
     "Resharding",

@@ -69,7 +69,8 @@ class Dial:
     """The key that the page's slider changes, and what it is called.
 
     `name`: of the key, in words; `other`: with another value of it; `sent`: what gradients are
-    sent in; `values`: all of them, in words; `unit`: of a value.
+    sent in; `values`: all of them, in words; `unit`: of a value; `usual`: torch's default, in words
+    that say more than its key.
     """
 
     key: str
@@ -78,11 +79,12 @@ class Dial:
     sent: str
     values: str = "Bucket sizes"
     unit: str = ""
+    usual: str = ""
 
     def words_of(self, value: str) -> str:
         """One of its values."""
-        if value == "default":
-            return "the default (1, then 25 MiB)" if self.unit else f"{self.short_key}: default"
+        if value == "default" and self.usual:
+            return self.usual
         if value == "null":
             return f"the default {self.short_key}"
         if self.unit == "elements":

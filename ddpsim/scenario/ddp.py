@@ -250,9 +250,8 @@ class Ddp(Spec):
 
     def reshards_among(self, ranks: int) -> bool:
         """Whether so many ranks, which share a copy, divide by those that keep one."""
-        kept = self.sharding.reshard_after_forward
-        is_number = self.is_fully_sharded and kept is not None and not isinstance(kept, bool)
-        return not is_number or ranks % int(kept or 1) == 0
+        kept = self.sharding.kept_by if self.is_fully_sharded else None
+        return kept is None or ranks % kept == 0
 
     @property
     def overlaps_optimizer(self) -> bool:

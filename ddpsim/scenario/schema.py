@@ -385,8 +385,7 @@ class Scenario(Spec):
     @property
     def keeping_ranks(self) -> int:
         """How many ranks keep a copy of the parameters between forward and backward."""
-        ranks = self.ddp.sharding.reshard_after_forward
-        return self.sharding_ranks if ranks is None or isinstance(ranks, bool) else ranks
+        return self.ddp.sharding.kept_by or self.sharding_ranks
 
     @property
     def keeps_a_part(self) -> bool:

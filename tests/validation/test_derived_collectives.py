@@ -52,7 +52,7 @@ def sigma_at(derived: Derived, operation: Operation, size_bytes: int) -> float:
 
 @cache
 def profiles(folder: Path) -> tuple[ClusterProfile, ClusterProfile]:
-    """As measured, and without reduce-scatters and all-gathers."""
+    """A campaign's profile, whole and without its reduce-scatters and all-gathers."""
     read = json.loads((folder / "cluster.json").read_text("utf-8"))
     whole, bare = (ClusterProfile.model_validate(read | keys) for keys in ({}, UNMEASURED))
     return whole, bare

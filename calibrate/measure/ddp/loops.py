@@ -207,12 +207,11 @@ def _flattened(
     )
     from torch.distributed.fsdp.wrap import CustomPolicy  # noqa: PLC0415
 
-    sharding = "SHARD_GRAD_OP" if variant.reshard_after_forward is False else "FULL_SHARD"
     chosen = {model.get_submodule(unit) for unit in units}
     try:
         return FullyShardedDataParallel(
             model,
-            sharding_strategy=ShardingStrategy[sharding],
+            sharding_strategy=ShardingStrategy[variant.sharding_strategy],
             auto_wrap_policy=CustomPolicy(lambda module: module in chosen),
             device_id=next(model.parameters()).device,
         )

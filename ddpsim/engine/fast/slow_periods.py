@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.lane import PER_MILLE, Slow, work_end_ns
-from ddpsim.engine.fast.work_sums import WorkSums
+from ddpsim.engine.fast.work_sums import WorkSums, among
 
 _Lanes = npt.NDArray[np.int64] | slice
 _Integers = npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ class SlowPeriods:
             return now_ns + sums.of(works_ns, PER_MILLE)[lanes]
         ends_ns = sums.last_ns(works_ns, factor, lanes, now_ns)
         crosses = np.flatnonzero(ends_ns > edge_ns)
-        place, ranks = crosses, _among(lanes, crosses)
+        place, ranks = crosses, among(lanes, crosses)
         begun_ns, edge_ns, paces = _of(crosses, now_ns, edge_ns, factor)
         while place.size:
             done, taken_ns = sums.within(works_ns, paces, ranks, edge_ns - begun_ns)
@@ -117,14 +117,14 @@ class SlowPeriods:
             now_ns = self._cross(ranks, begun_ns + taken_ns, crossing_ns, edge_ns, paces)
             ends_ns[place] = now_ns
             more = np.flatnonzero(done + 1 < len(works_ns))
-            ranks, (place, done, now_ns) = _among(ranks, more), _of(more, place, done + 1, now_ns)
+            ranks, (place, done, now_ns) = among(ranks, more), _of(more, place, done + 1, now_ns)
             edge_ns, factor = self._pace(ranks, now_ns)
             paces = np.full(len(place), float(PER_MILLE)) if factor is None else factor
             begun_ns = now_ns - sums.before(works_ns, paces, ranks, done)
             last_ns = sums.last_ns(works_ns, paces, ranks, begun_ns)
             ends_ns[place] = last_ns
             crosses = np.flatnonzero(last_ns > edge_ns)
-            ranks = _among(ranks, crosses)
+            ranks = among(ranks, crosses)
             place, begun_ns, edge_ns, paces = _of(crosses, place, begun_ns, edge_ns, paces)
         return ends_ns
 
@@ -148,7 +148,7 @@ class SlowPeriods:
                 waited[place] |= late
             if factor is None or not (crosses := np.flatnonzero(done_ns[:, -1] > edge_ns)).size:
                 return ends_ns, waited
-            place, lanes = _among(place, crosses), _among(lanes, crosses)
+            place, lanes = among(place, crosses), among(lanes, crosses)
             if launched_ns is not None:
                 launched_ns = np.broadcast_to(launched_ns, works_ns.shape)[crosses]
             finished = np.count_nonzero(done_ns[crosses] <= edge_ns[crosses, np.newaxis], axis=1)
@@ -230,7 +230,7 @@ class SlowPeriods:
             last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
             ends_ns[place] = last_ns
             more = np.flatnonzero(last_ns > edge_ns)
-            lanes = _among(lanes, more)
+            lanes = among(lanes, more)
             place, edge_ns, is_slow = _of(more, place, edge_ns, is_slow)
             begun_ns, whole_ns, slowing = _of(more, begun_ns, whole_ns, slowing)
             now_ns, left_ns, slow_ns = _of(more, now_ns, left_ns, slow_ns)
@@ -251,15 +251,6 @@ class SlowPeriods:
                 its_factor = factor if isinstance(factor, float) else factor[0]
                 slow.append(Slow(int(start_ns[0]), int(end_ns[0]), int(its_factor), PER_MILLE))
         return work_end_ns(now_ns, work_ns, slow)
-
-
-def _among(lanes: _Lanes, places: _Integers) -> _Lanes:
-    """Lanes at some places, in a slice as long as these are all."""
-    if isinstance(lanes, slice):
-        begin = lanes.start or 0
-        is_all = lanes.stop is not None and len(places) == lanes.stop - begin
-        return lanes if is_all else places + begin
-    return lanes if len(places) == len(lanes) else lanes[places]
 
 
 def _of(places: _Integers, *figures: Any) -> tuple[Any, ...]:

@@ -148,11 +148,11 @@ class WorkSums:
         """Each pace, with places and ranks that have it."""
         known = _each(paces)
         for pace in known:
-            here = np.flatnonzero(paces == pace) if len(known) > 1 else slice(None)
-            if isinstance(here, slice):
-                yield pace, here, ranks
+            if len(known) == 1:
+                yield pace, slice(None), ranks
             else:
-                yield pace, here, here + ranks.start if isinstance(ranks, slice) else ranks[here]
+                here = np.flatnonzero(paces == pace)
+                yield pace, here, among(ranks, here)
 
     def _prefixes_of(self, works_ns: Ticks, pace: float) -> Prefixes:
         asked = works_ns.tobytes(), pace
@@ -189,6 +189,15 @@ def _forget(kept: dict[tuple[bytes, float], Any]) -> None:
     """All but those that were asked for last, and that fit; the last one of all stays."""
     while len(kept) > 1 and sum(each.size for each in kept.values()) > _MOST_KEPT:
         del kept[next(iter(kept))]
+
+
+def among(ranks: _Ranks, places: _Integers) -> _Ranks:
+    """Ranks at some places, in a slice as long as these are all."""
+    if isinstance(ranks, slice):
+        begin = ranks.start or 0
+        is_all = ranks.stop is not None and len(places) == ranks.stop - begin
+        return ranks if is_all else places + begin
+    return ranks if len(places) == len(ranks) else ranks[places]
 
 
 def _each(paces: Ticks) -> list[float]:

@@ -128,12 +128,6 @@ class Question:
             return False
         return self.global_batch is None or self.global_batch % (ranks * self.accumulated) == 0
 
-    @property
-    def has_every_size(self) -> bool:
-        """Whether no number of ranks must divide those of a size."""
-        ranks = range(1, 2 * self.scenario.cluster.gpus_per_node + 1)
-        return all(map(self.scenario.ddp.reshards_among, ranks))
-
     def at(self, nodes: int, gpus_per_node: int) -> Scenario:
         """The scenario on another world size; raises InputError where it does not exist."""
         cluster = self.scenario.cluster.resized(nodes, gpus_per_node)
@@ -148,8 +142,8 @@ class Question:
             workload = workload.model_copy(update={"batch_per_rank": batch})
         sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
         if not sized.ddp.reshards_among(sized.sharding_ranks):
-            kept = sized.ddp.sharding.reshard_after_forward
-            told = f"{kept} does not divide {counted(sized.sharding_ranks, 'rank')}"
+            kept, share = sized.ddp.sharding.kept_by, counted(sized.sharding_ranks, "rank")
+            told = f"{kept} does not divide {share}"
             raise InputError("ddp.fully_shard.reshard_after_forward", told)
         sized = _with_pauses_of(sized, self.scenario)
         self.growth(sized)

@@ -189,6 +189,12 @@ class FullyShard(Spec):
     )
 
     @property
+    def kept_by(self) -> int | None:
+        """The number of ranks that `reshard_after_forward` states; None: it is a choice."""
+        ranks = self.reshard_after_forward
+        return None if isinstance(ranks, bool) else ranks
+
+    @property
     def divides_apart(self) -> bool:
         """Whether gradients are divided by kernels of their own, and not in their reduction."""
         types = self.mixed_precision

@@ -236,19 +236,17 @@ class Groups:
         """So many ranks part the parameters after the forward; None: all that share a copy, or all
         are whole.
         """
-        ranks = self.spec.reshard_after_forward
-        is_choice = ranks is None or isinstance(ranks, bool)
-        return None if is_choice or ranks in (1, self.ranks) else ranks
+        ranks = self.spec.kept_by
+        return None if ranks in (1, self.ranks) else ranks
 
     def staying(self, units: int) -> frozenset[int]:
         """Units, of so many, whose parameters stay after the forward; torch takes one rank for all.
 
         The root's do by default, as the backward would gather them at once.
         """
-        ranks = self.spec.reshard_after_forward
-        if ranks is None:
+        if self.spec.reshard_after_forward is None:
             return frozenset({ROOT})
-        keeps_all = not ranks if isinstance(ranks, bool) else ranks == 1
+        keeps_all = self.spec.reshard_after_forward is False or self.spec.kept_by == 1
         return frozenset(range(units) if keeps_all else ())
 
     def gradient_bytes(self, index: int) -> int:

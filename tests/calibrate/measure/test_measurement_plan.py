@@ -56,7 +56,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
 
 
 def _round(task: Task) -> RoundTime:
-    """Of a task on two ranks at 1 Gbit/s: what its collectives take, and what it waits for."""
+    """What a task's collectives take on two ranks at 1 Gbit/s, and what it waits for."""
     kind, size = task.first.kind, task.first.size_bytes
     wire_s = 8.4e-9 * size + 0.3e-3
     if kind in ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "point_to_point"):
