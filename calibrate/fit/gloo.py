@@ -20,7 +20,7 @@ from calibrate.fit.samples import (
     valid_range,
 )
 from calibrate.fit.solve import Floats, Solution, polish, robust_cost, solve
-from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
+from calibrate.records.record import RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 
@@ -107,13 +107,13 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
 def fit_rested(records: Sequence[Record]) -> tuple[Fitted, Fitted]:
     """Bytes that pass at once after a pause, and the seconds that getting going takes; at least 0.
 
-    What an all-reduce after a pause takes less than the next is a line in what a byte takes on the
+    What an all-reduce after a pause takes less than others is a line in what a byte takes on the
     wire. At one line rate the two cannot be told apart: all is bytes. None without a line rate.
     """
     saved = [
-        (rate, difference(after, rested))
+        (rate, difference(usual, rested))
         for record in records
-        for rested, after in _rested(record)
+        for rested, usual in _rested(record)
         if (rate := record.layout.line_rate_bytes_per_s)
     ]
     if not saved:
@@ -129,11 +129,11 @@ def fit_rested(records: Sequence[Record]) -> tuple[Fitted, Fitted]:
 
 
 def _rested(record: Record) -> Iterator[tuple[Measurement, Measurement]]:
-    """All-reduces over nodes after a pause, each with the next."""
-    after = {m.size_bytes: m for m in find(record, "all_reduce", IN_A_ROW)}
+    """All-reduces over nodes after a pause, each with those that the law was fitted to."""
+    usual = {m.size_bytes: m for m in find(record, "all_reduce", "alone") if m.nodes > 1}
     for rested in find(record, "all_reduce", RESTED):
-        if rested.nodes > 1 and rested.size_bytes in after:
-            yield rested, after[rested.size_bytes]
+        if rested.nodes > 1 and rested.size_bytes in usual:
+            yield rested, usual[rested.size_bytes]
 
 
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:

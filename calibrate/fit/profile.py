@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from calibrate.fit.effects import fit_jitter, fit_overheads, overhead_warnings
-from calibrate.fit.estimates import median_time, trimmed_mean
+from calibrate.fit.estimates import mean_time, median_time
 from calibrate.fit.gloo import fit_gloo, fit_half, fit_rested
 from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
@@ -209,10 +209,10 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
 def samples_of_records(
     records: Sequence[Record], variant: str = "alone", kind: Kind = "all_reduce"
 ) -> list[Sample]:
-    """The usual time of every all-reduce (or another kind) of a variant, on two ranks or more.
+    """The mean time of every all-reduce (or another kind) of a variant, on two ranks or more.
 
-    The mean of the middle four fifths: small messages on a busy processor take one of two times,
-    at once or with the scheduler's next tick, between which a median jumps.
+    No median: small messages on a busy processor take one of two times, at once or with the
+    scheduler's next tick, and a step with many of them takes the mean of both.
     With gloo, those inside a node are left out if there are others: they pass no link.
     """
     found = [
@@ -233,8 +233,8 @@ def _sample(record: Record, m: Measurement) -> Sample:
     time = median_time(m.samples_s)
     line_rate = record.layout.line_rate_bytes_per_s if m.nodes > 1 else None
     weight = 1 / (1 + ((time.stderr or 0.0) / time.value / ROBUST) ** 2)
-    usual_s = trimmed_mean(m.samples_s)
-    return Sample(m.nodes, m.gpus_per_node, m.size_bytes, usual_s, line_rate, weight)
+    time_s = mean_time(m.samples_s)
+    return Sample(m.nodes, m.gpus_per_node, m.size_bytes, time_s, line_rate, weight)
 
 
 def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ SCHEMA = "ddpsim.record/1"
 LAYER = "layer"
 WORKS = (LAYER, "gemm", "memory")
 RESTED = "rested"  # the variant of what is reduced after a pause
-IN_A_ROW = "in a row"  # and of the same message right after that
 TOGETHER = "together"  # ends the variant of what all ranks do at once, after a collective
 PROCESSOR = "processor"  # in an environment's details
 COPIES_IN, COPIES_BACK = "copies in", "copies back"  # of DDP, between gradients and buckets
@@ -27,8 +26,8 @@ NARROW_RANKS = (1, 2)  # of narrow products: those for which torch's PowerSGD ne
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
-    # all_reduce: size_bytes; variant "alone"; "rested" (after a pause in which nothing is sent) and
-    # "in a row" (right after that one); "with gemm" and other works (of a queue, while compute
+    # all_reduce: size_bytes; variant "alone"; "rested" (after a pause in which nothing is sent; in
+    # older records "in a row" is the next); "with gemm" and other works (of a queue, while compute
     # runs), "beside gemm" (the queue alone), "in turn with gemm" (one by one): these take turns, so
     # compare them with each other; float32, or float16 where the variant ends in " half"
     "all_reduce",

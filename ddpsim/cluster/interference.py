@@ -115,10 +115,10 @@ class InterferingCost:
         if not isinstance(transfer, WholeTransfer):
             return transfer
         latency_ns = round(transfer.latency_ns * self.idle_link_use)
+        shared_ns = duration_ns(transfer) - latency_ns
+        # a latency that keeps others from the idle link is not in the bytes that a burst lets pass
         return replace(
-            transfer,
-            latency_ns=latency_ns,
-            transfer_ns=duration_ns(transfer) - latency_ns,
+            transfer, latency_ns=latency_ns, transfer_ns=shared_ns, wire_ns=transfer.transfer_ns
         )
 
     def _factor(self, slowdown: float) -> Fraction:

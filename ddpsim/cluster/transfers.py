@@ -112,7 +112,8 @@ class WholeTransfer:
     """A duration from the last arrival: latency, then a transfer that may share its link.
 
     `link_share`: the part of the link that the transfer takes up while it has it to itself.
-    `burst_ns`: the most of the transfer that passes at once, where the link rested as long before.
+    `burst_ns`: the most that passes at once, where the link rested as long before; `wire_ns`: the
+    part of the transfer that can, as its bytes wait for the link; None: all of it.
     """
 
     latency_ns: int
@@ -120,6 +121,13 @@ class WholeTransfer:
     link_share: Fraction = Fraction(1)
     interference: Interference = NO_INTERFERENCE
     burst_ns: int = 0
+    wire_ns: int | None = None
+
+    @property
+    def at_once_ns(self) -> int:
+        """Ticks of the transfer that pass at once where the link has rested long enough."""
+        wire_ns = self.transfer_ns if self.wire_ns is None else self.wire_ns
+        return min(self.burst_ns, wire_ns, self.transfer_ns)
 
 
 @dataclass(frozen=True, slots=True)

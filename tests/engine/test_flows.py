@@ -66,12 +66,13 @@ def test_flows_end_as_the_plain_network_s(
     assert ends_of_flows(sends, traffic, workers) == plain_ends(sends, traffic, workers)
 
 
-@given(st.integers(0, 90), sent(), traffics(period_ns=500))
+@given(st.integers(0, 90), st.none() | st.integers(0, 60), sent(), traffics(period_ns=500))
 def test_bursts_pass_at_once_as_in_the_plain_network(
-    most_ns: int, sends: list[tuple[int, WholeTransfer]], traffic: Traffic
+    most_ns: int, wire_ns: int | None, sends: list[tuple[int, WholeTransfer]], traffic: Traffic
 ) -> None:
     """One transfer at a time."""
-    sends = [(pause, replace(transfer, burst_ns=most_ns)) for pause, transfer in sends]
+    bursts = {"burst_ns": most_ns, "wire_ns": wire_ns}
+    sends = [(pause, replace(transfer, **bursts)) for pause, transfer in sends]
     assert ends_of_flows(sends, traffic, 1) == plain_ends(sends, traffic, 1)
 
 

@@ -17,7 +17,6 @@ from calibrate.records.record import (
     COPIES_BACK,
     COPIES_IN,
     HALF,
-    IN_A_ROW,
     NARROW_RANKS,
     RESTED,
     TOGETHER,
@@ -168,8 +167,7 @@ def _all_reduces(layout: Layout, *, gpu: bool) -> Iterator[Task]:
         for size in _sizes(MIB, 64 * MIB, 4):
             yield _collective(Slot("all_reduce", f"alone{HALF}", size), team, size)
         for size in (MIB, 4 * MIB):
-            slots = tuple(Slot("all_reduce", variant, size) for variant in (RESTED, IN_A_ROW))
-            yield Task(slots, team, (5, 40), memory_bytes=size)
+            yield Task((Slot("all_reduce", RESTED, size),), team, (5, 40), memory_bytes=size)
 
 
 def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:

@@ -118,7 +118,7 @@ class Flows:
     def _at_once_ns(self, transfer: WholeTransfer) -> int:
         """Ticks of a transfer that pass at once: as many as the link has rested, at most."""
         self._rested_ns = min(self._rested_ns, transfer.burst_ns)
-        at_once_ns = min(self._rested_ns, transfer.transfer_ns)
+        at_once_ns = min(self._rested_ns, transfer.at_once_ns)
         self._rested_ns -= at_once_ns
         return at_once_ns
 

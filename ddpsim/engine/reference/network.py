@@ -207,7 +207,7 @@ class Network:
         if self._computing and interference.delay_ns:
             yield link.transfer(interference.delay_ns)
         yield link.transfer(
-            transfer.transfer_ns - link.burst(transfer.burst_ns, transfer.transfer_ns),
+            transfer.transfer_ns - link.burst(transfer.burst_ns, transfer.at_once_ns),
             transfer.link_share,
             interference.comm,
             interference.crowded,

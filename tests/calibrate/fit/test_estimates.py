@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrate.fit.estimates import averaged, line, median_time, pooled, trimmed_mean
+from calibrate.fit.estimates import averaged, line, mean_time, median_time, pooled, trimmed_mean
 from ddpsim.importers.profiles.cluster import Fitted
 
 
@@ -15,6 +15,10 @@ def test_the_middle_of_samples_minds_no_outlier() -> None:
     assert trimmed_mean([1.0]) == 1.0
     assert trimmed_mean([1.0, 2.0]) == 1.5
     assert trimmed_mean([1.0, 2.0, 90.0]) == 2.0
+    assert mean_time([1.0]) == 1.0
+    assert mean_time([1.0, 2.0]) == 1.5
+    assert mean_time([1.0, 2.0, 90.0]) == 2.0
+    assert mean_time([1.0] * 15 + [5.0] * 4 + [1000.0]) == 2.0  # rare and slow counts
     assert trimmed_mean([*range(1, 20), 1000]) == pytest.approx(np.mean(range(3, 19)))
 
 

@@ -53,7 +53,7 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
         ("compute", "gemm with all_reduce"), ("compute", "memory with all_reduce"),
         ("compute", "layer alone"), ("compute", "layer with all_reduce"),
         ("compute", "layer with one all_reduce"), ("compute", "gemm with one all_reduce half"),
-        ("all_reduce", "rested"), ("all_reduce", "in a row"),
+        ("all_reduce", "rested"),
         ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("ddp_hook", "copies back"),
         ("device_copy", "alone"), ("device_copy", "together"), ("device_cast", "compress"),
         ("device_cast", "compress together"), ("device_cast", "decompress together"),

@@ -11,11 +11,14 @@ import pytest
 from clusters.profiles import both, fitted, kept, profile
 
 import ddpsim
+from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.fitted.network import network_from_profile
 from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.transfers import WholeTransfer
 from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
+    GlooRing,
     Interference,
 )
 
@@ -181,6 +184,21 @@ def test_an_idle_link_that_nobody_uses_lengthens_the_step(predict: Any) -> None:
     )
     hidden, lost = hidden.iteration_time_s.mean, lost.iteration_time_s.mean
     assert lost > hidden
+
+
+def test_after_a_pause_no_more_passes_at_once_than_waits_for_the_link() -> None:
+    """4 KiB take 5 ms to be agreed on, of which no shaper's burst saves anything."""
+    law = GlooRing.model_validate(
+        profile()["all_reduce"] | {"queue_s": fitted(5e-3), "rested_burst_bytes": fitted(1e6)}
+    )
+    alone = FittedCost(law, 2, 1, 1e7)
+    cost = InterferingCost(alone, idle_link_use=0.0)
+    small, large = (cost.transfer("all_reduce", size) for size in (2**12, 2**22))
+    assert isinstance(small, WholeTransfer)
+    assert isinstance(large, WholeTransfer)
+    assert small.latency_ns == large.latency_ns == 0
+    assert small.at_once_ns == alone.transfer("all_reduce", 2**12).transfer_ns < 1e6
+    assert large.at_once_ns == large.burst_ns == 1e8
 
 
 def gloo_network(nodes: int, found: dict[str, Any], *, hook: str = "none") -> Network:
