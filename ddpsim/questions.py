@@ -99,12 +99,11 @@ def compare_documents(
 ) -> Comparison:
     """Compare a document with others by their titles, and with options; raises ScenarioError."""
     from ddpsim.planning import compare as comparing
-    from ddpsim.planning.shardings import as_fully_shard
+    from ddpsim.planning.shardings import own_options
     from ddpsim.prediction.api import checked
     from ddpsim.scenario.load import parse
 
-    own, asked = document, document.data.get("ddp")
-    asked = asked if isinstance(asked, dict) else {}
+    own = document
     if each_strategy:
         document = document.changed(comparing.ddp_settings(document))
     first = checked(document)
@@ -112,10 +111,9 @@ def compare_documents(
     if each_flag:
         options += comparing.each_flag(document)
     if each_strategy:
-        sharding = asked.get("fully_shard") or as_fully_shard(parse(own).ddp)
-        options += comparing.each_strategy(document, sharding)
-        strategy = asked.get("strategy")
-        if strategy in ("distributed_optimizer", "deepspeed", "fsdp1"):
+        options += comparing.each_strategy(document, own_options(own))
+        strategy = parse(own).ddp.strategy
+        if strategy in ("distributed_optimizer", "fsdp1"):
             options.append(comparing.option(own, title=strategy))
     baseline = f"{name} {'under ddp' if each_strategy else 'as it is'}"
     return comparing.compare(first, options, baseline)

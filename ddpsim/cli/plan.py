@@ -274,7 +274,7 @@ def plan(
     if not each:
         print(text)
         return
-    rows = [(one.name, one.plan, one.problem) for one in each]
+    rows = [(one.name, one.plan, one.problem, one.settings) for one in each]
     print(best_strategy(each[0].name, found), text, sep="\n", end="\n\n")
     print(render_strategies(rows, str(file), settings).rstrip())
 

@@ -45,7 +45,6 @@ _ZERO1 = "ddp.zero1"
 _OVERLAPS = f"{_ZERO1}.overlap_with_ddp"
 _SOURCES = ("model", "profile", "trace", "parameters")
 _BUDGETS = (0.5, 0.8)  # of torch.compile's partitioner
-_ROUNDS = "gradients are rounded to 16 bits on the wire"
 
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
@@ -277,12 +276,10 @@ def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 
 
-def each_strategy(
-    document: Document, sharding: Mapping[str, Any] | None = None
-) -> Iterator[Option]:
+def each_strategy(document: Document, own: Mapping[str, Any] | None = None) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
-    `document` has the settings of `ddp_settings`. `sharding`: ddp.fully_shard before these.
+    `document` has the settings of `ddp_settings`. `own`: the `own_options` before these.
     """
     scenario = parse(document)
     if scenario.cluster.algorithm == "data_parallel":
@@ -292,8 +289,8 @@ def each_strategy(
     usual = without_ddp_options(ddp)
     synced = usual if ddp.no_sync else (*usual, "ddp.no_sync=true")
     for strategy in ("naive", "naive_flat", "per_parameter"):
-        own = usual if strategy == "per_parameter" else synced
-        settings = (f"ddp.strategy={strategy}", *own)
+        added = usual if strategy == "per_parameter" else synced
+        settings = (f"ddp.strategy={strategy}", *added)
         yield option(document, *settings, title=strategy, note=_unlike(scenario))
     server = ("ddp.strategy=parameter_server", *synced)
     yield option(document, *server, title="parameter_server", note=_unlike(scenario))
@@ -303,7 +300,7 @@ def each_strategy(
         settings = (f"ddp.strategy={name}", *synced)
         yield option(document, *settings, title=name, note="of another package")
     parts = Parts()
-    for settings in shardings(scenario, sharding, rounds=True):
+    for settings in shardings(scenario, own, rounds=True):
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)
@@ -376,8 +373,7 @@ def _of_another_strategy(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
     if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
         on = not ddp.shards.grad_reduce_in_bf16
-        setting = f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"
-        yield [setting], _ROUNDS if on else ""
+        yield [f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"], ""
 
 
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
@@ -402,7 +398,7 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
         yield ["ddp.reduced_again=null"], ""
     for hook in ("none", "allreduce", *scenario.cluster.device.two_byte_hooks):
         if hook != ddp.comm_hook:
-            yield hook_settings(ddp, hook), _ROUNDS if hook.endswith("compress") else ""
+            yield hook_settings(ddp, hook), ""
     for cap in (*_CAPS_MB, "default"):
         if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
             yield [f"ddp.bucket_cap_mb={cap}"], ""

@@ -18,6 +18,7 @@ from ddpsim.scenario.schema import Scenario
 
 _SECTIONS = ("zero1", "deepspeed", "fully_shard", "fsdp1")  # of options
 AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
+_OWN = ("deepspeed", "fully_shard")  # options that another strategy's scenario has not
 _STAGE = "ddp.deepspeed.stage"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 ALL_REDUCE_EACH = "ddp.fully_shard.all_reduce_last_only=false"
@@ -53,7 +54,7 @@ def is_sharding(scenario: Scenario) -> bool:
     return (ddp.is_ddp or ddp.shards_model or ddp.strategy == "deepspeed") and not alone
 
 
-def as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
+def _as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
     """Units and precision of FSDP1 as those of fully_shard; None where it has none."""
     if ddp.fsdp1 is None:
         return None
@@ -80,28 +81,42 @@ def strategy_name(settings: Sequence[str]) -> str:
     return strategy if kept == "default" else f"{strategy}, reshard_after_forward={kept}"
 
 
+def own_options(document: Document) -> dict[str, Any]:
+    """What `ddp.deepspeed` and `ddp.fully_shard` are in a scenario of these strategies, or FSDP1.
+
+    A strategy without its section has its defaults.
+    """
+    ddp = parse(document).ddp
+    found = {key: document.data["ddp"][key] for key in _OWN if getattr(ddp, key) is not None}
+    if ddp.is_fully_sharded or ddp.strategy == "deepspeed":
+        found.setdefault("deepspeed" if ddp.strategy == "deepspeed" else "fully_shard", {})
+    flat = _as_fully_shard(ddp)
+    return found if flat is None else found | {"fully_shard": flat}
+
+
 def shardings(
-    scenario: Scenario, sharding: Mapping[str, Any] | None = None, *, rounds: bool = False
+    scenario: Scenario, own: Mapping[str, Any] | None = None, *, rounds: bool = False
 ) -> list[tuple[str, ...]]:
     """Settings for zero1, deepspeed (stages 1 and 2), fully_shard (ZeRO-3, ZeRO-2, a copy in each
     node), hsdp, and FSDP1 as it is.
 
-    A scenario's own units, precision and offloading stay, or those of `sharding`, a ddp.fully_shard
-    that it does not have. Without any, what autocast computes in is gathered. `rounds`: DeepSpeed
-    sends parameters and gradients in bfloat16 where that is computed in.
+    A scenario's own options of a strategy stay, or those of `own` (see `own_options`). Without any,
+    what autocast computes in is gathered, and DeepSpeed overlaps. `rounds`: DeepSpeed sends
+    parameters and gradients in bfloat16 where that is computed in.
     """
-    ddp, cluster = scenario.ddp, scenario.cluster
+    ddp, cluster, own = scenario.ddp, scenario.cluster, own or {}
     usual = (*without_ddp_options(ddp), *_drops(ddp, "fully_shard"))
-    sharding = sharding or as_fully_shard(ddp)
+    sharding = own.get("fully_shard", _as_fully_shard(ddp))
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
-    elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
-        usual = (*usual, AS_AUTOCAST)
+    elif not (ddp.fully_shard or ddp.is_fully_sharded):
+        usual = (*usual, *([AS_AUTOCAST] if scenario.workload.precision == "amp-bf16" else []))
     keeps: list[str] = ["default", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
-    found = [("ddp.strategy=zero1", *_drops(ddp, "zero1")), *_deepspeed(scenario, rounds=rounds)]
+    deepspeed = _deepspeed(scenario, own.get("deepspeed"), rounds=rounds)
+    found = [("ddp.strategy=zero1", *_drops(ddp, "zero1")), *deepspeed]
     last_only = (sharding or dict(ddp.sharding)).get("all_reduce_last_only")
     among_all = (*usual, ALL_REDUCE_EACH) if last_only else usual
     found += [_sharded("fully_shard", among_all, kept) for kept in keeps]
@@ -116,7 +131,9 @@ def _drops(ddp: Ddp, own: str) -> tuple[str, ...]:
     return tuple(f"ddp.{key}=null" for key in others)
 
 
-def _deepspeed(scenario: Scenario, *, rounds: bool) -> list[tuple[str, ...]]:
+def _deepspeed(
+    scenario: Scenario, own: Mapping[str, Any] | None, *, rounds: bool
+) -> list[tuple[str, ...]]:
     """Stages 1 and 2 with a scenario's own options, or overlapped; DeepSpeed clips by itself."""
     ddp, workload = scenario.ddp, scenario.workload
     usual = (*without_ddp_options(ddp), *_drops(ddp, "deepspeed"))
@@ -124,7 +141,9 @@ def _deepspeed(scenario: Scenario, *, rounds: bool) -> list[tuple[str, ...]]:
         usual = (*usual, "ddp.no_sync=true")
     if workload.clip_grad_norm:
         usual = (*usual, "workload.clip_grad_norm=null")
-    if ddp.deepspeed is None:
+    if own is not None:
+        usual = (*usual, f"ddp.deepspeed={json.dumps(own)}")
+    elif not (ddp.deepspeed or ddp.strategy == "deepspeed"):
         usual = (*usual, "ddp.deepspeed.overlap_comm=true")
         if rounds and workload.precision in ("amp-bf16", "bf16"):
             usual = (*usual, "ddp.deepspeed.params=bfloat16")

@@ -8,12 +8,14 @@ from textwrap import wrap
 
 from ddpsim.report.lines import (
     as_text,
+    by_text,
     command,
     labelled,
     listed,
     named_rows,
     noted_noise,
     screen_width,
+    settings_of_names,
     warned,
 )
 from ddpsim.report.training import amount_in_words, rate_in_words
@@ -54,10 +56,11 @@ def render_comparison(comparison: Comparison) -> Iterator[str]:
         f"from one source is wrong by the same factor in both; {_OWN_COSTS}",
     )
     yield from noted_noise(comparison.noise)
+    yield from settings_of_names((change.title, change.settings) for change in known)
     yield from _notes(known)
     yield from _new_warnings(known, comparison.warnings)
-    failed = (change for change in comparison.changes if change.problem)
-    yield from listed("impossible", (f"{change.title}: {change.problem}" for change in failed))
+    failed = {change.title: change.problem for change in comparison.changes if change.problem}
+    yield from listed("impossible", by_text(failed))
 
 
 def _best(comparison: Comparison) -> Iterator[str]:
@@ -135,11 +138,7 @@ def _notes(changes: Sequence[Change]) -> Iterator[str]:
     """What comes with options that no time says, and what a question mark means."""
     if any(verdict(change).endswith("?") for change in changes):
         yield from labelled("?", "the difference is not larger than what is uncertain about it")
-    notes: dict[str, list[str]] = {}
-    for change in changes:
-        if change.note:
-            notes.setdefault(change.note, []).append(change.title)
-    yield from listed("note", (f"{'; '.join(titles)}: {note}" for note, titles in notes.items()))
+    yield from listed("note", by_text({change.title: change.note for change in changes}))
 
 
 def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from textwrap import shorten, wrap
 from typing import ParamSpec
@@ -17,6 +17,7 @@ _P = ParamSpec("_P")
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
+_OF_ALL_STRATEGIES = ("accumulation_steps", "no_sync")
 
 
 def screen_width() -> int:
@@ -127,6 +128,42 @@ def named_rows(
 def indented(text: str) -> Iterator[str]:
     """Text a little to the right, and what goes on a line below a little more."""
     yield from wrap(text, screen_width(), initial_indent="  ", subsequent_indent="    ")
+
+
+def settings_of_names(rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Below a table: the settings of its rows that their names do not tell.
+
+    Left out are options that a row's strategy shares with the scenario, or takes back.
+    """
+    untold = {name: ", ".join(_untold(name, settings)) for name, settings in rows}
+    yield from listed("with", by_text(untold))
+
+
+def by_text(texts: Mapping[str, str]) -> Iterator[str]:
+    """Each text once, behind the names that have it: `fully_shard; hsdp: buffers differ`.
+
+    A strategy is named alone where all its rows have one text: `hsdp` for `hsdp` and `hsdp, ...`.
+    """
+    families: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        families.setdefault(name.partition(",")[0], []).append(text)
+    names: dict[str, dict[str, None]] = {}
+    for name, text in texts.items():
+        family = name.partition(",")[0]
+        are_alike = families[family].count(text) == len(families[family]) > 1
+        names.setdefault(text, {})[family if are_alike else name] = None
+    yield from (f"{'; '.join(of)}: {text}" for text, of in names.items() if text)
+
+
+def _untold(name: str, settings: Sequence[str]) -> Iterator[str]:
+    told = {name, *name.split(", ")}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        section, _, inner = key.partition(".")
+        last = inner.rpartition(".")[2]
+        is_own = section == "ddp" and inner == last and inner not in _OF_ALL_STRATEGIES
+        if not (is_own or value == "default" or {setting, value, f"{last}={value}"} & told):
+            yield setting
 
 
 def noted_noise(noise: float) -> Iterator[str]:

@@ -22,12 +22,31 @@ def other_numerics(first: tuple[Scenario, Model], other: tuple[Scenario, Model])
         yield "float32 master weights" if has else "no float32 master weights"
     if _compute_type(first[0]) != _compute_type(other[0]):
         yield "another precision"
+    if reduces_in_half(*other) and not reduces_in_half(*first):
+        yield "gradients are rounded to 16 bits on the wire"
 
 
 def has_float32_weights(scenario: Scenario, model: Model) -> bool:
     """Whether the optimizer updates float32 weights: parameters, or masters of a sharded one."""
     in_full = ITEM_BYTES[model.parameters[0].dtype] >= ITEM_BYTES["float32"]
     return in_full or scenario.ddp.has_own_masters
+
+
+def reduces_in_half(scenario: Scenario, model: Model) -> bool:
+    """Whether gradients are added up over ranks in 16 bits."""
+    ddp, own = scenario.ddp, model.parameters[0].dtype
+    if ddp.shards_model:
+        types = (
+            ddp.flat.mixed_precision if ddp.strategy == "fsdp1" else ddp.sharding.mixed_precision
+        )
+        own = types.reduce or types.param or own
+    elif ddp.strategy == "deepspeed":
+        own = ddp.zero.params or own
+    elif ddp.shards_optimizer:
+        own = "bfloat16" if ddp.shards.grad_reduce_in_bf16 else "float32"
+    elif ddp.mixed_precision:
+        own = ddp.mixed_precision.sent
+    return ITEM_BYTES[ddp.sent_dtype or own] < ITEM_BYTES["float32"]
 
 
 def _compute_type(scenario: Scenario) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from outcome import Outcome
 
+import ddpsim
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.each_strategy import plan_each_strategy
 from ddpsim.planning.capacity_plan.plan import plan_capacity
@@ -63,6 +64,46 @@ def test_each_strategy_drops_the_options_of_others() -> None:
         found = [parse(own.changed(ways)).ddp for ways in shardings(parse(own))]
         assert found[0].zero1 == parse(own).ddp.zero1
     assert found[1].zero.reduce_bucket_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("ddp", "row"),
+    [
+        ("{strategy: deepspeed, deepspeed: {stage: 2}}", "deepspeed, stage=2"),
+        ("{strategy: deepspeed}", "deepspeed, stage=1"),
+        ("{strategy: hsdp}", "hsdp"),
+        ("{strategy: fsdp1}", "fsdp1"),
+        (
+            "{strategy: fully_shard, fully_shard: {reshard_after_forward: 2}}",
+            "fully_shard, reshard_after_forward=2",
+        ),
+    ],
+)
+def test_a_scenarios_own_row_is_its_run(ddp: str, row: str) -> None:
+    """With the options that it has, and no others."""
+    own = document(f"ddp={ddp}")
+    rows = {change.title: change for change in ddpsim.compare(own, each_strategy=True).changes}
+    assert rows[row].step_s == pytest.approx(predict(parse(own)).iteration_time_s.mean, rel=1e-9)
+    assert not [each for each in rows[row].settings if "overlap_comm" in each or "mixed" in each]
+
+
+def test_tables_tell_the_options_of_their_rows(cli: Callable[..., Outcome]) -> None:
+    """Those that a strategy takes by itself, in `compare` and in `plan`."""
+    file = str(ROOT / "scenarios" / "gpt2-xl-hsdp.yaml")
+    settings = [part for each in (*FEW, *AS_DDP) for part in ("--set", each)]
+    for asked in (["compare", file], ["plan", file, "--target", "1k samples", "--max-gpus", "2"]):
+        told = cli(*asked, *settings, "--each-strategy").out.partition("\nwith ")[2]
+        sharded = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
+        assert f"fully_shard; hsdp: {sharded}" in told.replace("\n            ", " ")
+        assert "deepspeed: ddp.deepspeed.overlap_comm=true" in told
+        assert ("ddp.deepspeed.params=bfloat16" in told) is (asked[0] == "compare")
+
+
+def test_what_rounds_gradients_is_not_the_best() -> None:
+    found = ddpsim.compare(document(*AS_DDP), each_strategy=True)
+    rounded = {change.title for change in found.changes if "rounded to 16 bits" in change.note}
+    assert rounded == {"deepspeed, stage=1", "deepspeed, stage=2"}
+    assert found.best is None or found.best.title not in rounded
 
 
 def test_tune_takes_the_fastest_strategy_that_fits() -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.report.capacity.plan import limit_in_words, size_in_words, sized
-from ddpsim.report.lines import as_text, command, labelled, listed, named_rows
+from ddpsim.report.lines import (
+    as_text,
+    by_text,
+    command,
+    labelled,
+    listed,
+    named_rows,
+    settings_of_names,
+)
 from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan
 from ddpsim.units import format_bytes, format_long_duration, format_number
 
@@ -24,21 +32,24 @@ def best_strategy(name: str, plan: CapacityPlan) -> Iterator[str]:
 
 @as_text
 def render_strategies(
-    plans: Sequence[tuple[str, CapacityPlan | None, str]], file: str, settings: Sequence[str] = ()
+    plans: Sequence[tuple[str, CapacityPlan | None, str, Sequence[str]]],
+    file: str,
+    settings: Sequence[str] = (),
 ) -> list[str]:
     """A row of each strategy with its answer, in the order given; then those without, and why.
 
+    `plans`: its name, its plan or the problem, and its settings.
     `file` and `settings` as the user gave them.
     """
-    known = [(name, plan) for name, plan, _ in plans if plan]
+    known = [(name, plan) for name, plan, *_ in plans if plan]
     first = known[0][1]
     currency = f"{first.price.currency[:9]:>10}" if first.price else ""
     head = f"{'GPUs':>7}{'time':>11}{'GPU-hours':>11}{currency}{'memory':>14}"
     rows = [(name, _strategy_row(plan)) for name, plan in known]
     lines = [*labelled("strategies", _on_which_gpus(first)), ""]
     lines += named_rows("strategy", rows, head, len(head))
-    failed = [f"{name}: {problem}" for name, plan, problem in plans if not plan]
-    lines += listed("impossible", failed)
+    lines += settings_of_names((name, of) for name, plan, _, of in plans if plan)
+    lines += listed("impossible", by_text({name: why for name, plan, why, _ in plans if not plan}))
     if first.asked_gpus is not None:
         lines += ["", *labelled("next", "how sure the differences are")]
         lines += command(file, settings, sized(first), name="compare", options=["--each-strategy"])

@@ -49,7 +49,7 @@ def test_all_reduces_of_the_last_micro_batch_alone() -> None:
     ways = list(each_flag(load(HSDP, [*few, *LAST_ONLY])))
     ways += each_strategy(
         load(HSDP, [*few, "ddp.strategy=ddp", "ddp.fully_shard=null"]),
-        last.scenario.ddp.sharding.model_dump(mode="json"),
+        {"fully_shard": last.scenario.ddp.sharding.model_dump(mode="json")},
     )
     assert [way for way in ways if not isinstance(way.scenario, Scenario)] == []
     told = [way.settings for way in each_flag(load(HSDP, few))]

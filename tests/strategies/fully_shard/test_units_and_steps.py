@@ -349,7 +349,7 @@ def test_what_does_not_fit_under_ddp_is_offered_sharded() -> None:
 
 def test_each_strategy_has_it() -> None:
     few = [*AS_DDP, "run.iterations=2", "workload.model=gpt2", "ddp.accumulation_steps=1"]
-    own = {"units": ["transformer.h.0"], "mixed_precision": {"param": "bfloat16"}}
+    own = {"fully_shard": {"units": ["transformer.h.0"], "mixed_precision": {"param": "bfloat16"}}}
     options = [each for each in each_strategy(load(GPT2_XL, few), own) if "fully" in each.title]
     named = [each.scenario.ddp.sharding for each in options if isinstance(each.scenario, Scenario)]
     assert {(*each.units, each.mixed_precision.param) for each in named} == {
