@@ -16,7 +16,7 @@ from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.many import AtLeast, Best, attempt_many
-from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
+from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings, strategy_name
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
 from ddpsim.result.changes import Change, Comparison
@@ -88,7 +88,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         raise TuneError(f"ddp.strategy: {ddp.strategy} has no {_other_way(search.scenario)}")
     own = search.simulated([()])
     if not own:
-        raise ScenarioError([Problem("scenario", "", search.problem)])
+        raise ScenarioError([Problem("scenario", "", next(iter(search.refused.values())))])
     search.allow_noise(own[0].brief)
     search.simulated(search.grid())
     if limits.trials:
@@ -106,7 +106,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + search.within)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
     changes = _changes(document, [pick, fastest])
-    caps = search.caps_with_other_options(pick)
+    caps = search.caps_with_other_options(pick) if _has_buckets(document, pick.settings) else {}
     default = caps.get("default")
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
@@ -127,16 +127,21 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         changes[0].warnings,
         search.noise,
         search.within,
+        search.refused,
     )
+
+
+def _has_buckets(document: Document, settings: Sequence[str]) -> bool:
+    return parse(document.changed(settings)).ddp.is_ddp
 
 
 def compared_caps(document: Document, found: Tuning) -> Comparison:
     """Caps of the grid and flat ones, with the other options of a search's pick, as changes."""
     others = [s for s in found.pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
-    scenario = parse(document)
-    caps = () if scenario.ddp.shards_model else dict.fromkeys((*_CAPS, *found.flat_caps))
+    has_buckets = _has_buckets(document, found.pick.settings)
+    caps = dict.fromkeys((*_CAPS, *found.flat_caps)) if has_buckets else ()
     options = [option(document, *others, *_cap(cap), title=cap) for cap in caps]
-    return compare(scenario, options)
+    return compare(parse(document), options)
 
 
 def _other_way(scenario: Scenario) -> str:
@@ -180,9 +185,10 @@ class _Search:
     def __init__(self, document: Document, limits: Limits) -> None:
         self.scenario = parse(document)
         self.limits = limits
-        self.problem = ""
         self._document = document
         self._found: dict[tuple[str, ...], _Choice | None] = {}
+        self._refused: dict[str, list[tuple[str, ...]]] = {}  # by reason
+        self._strategies: dict[tuple[str, ...], str] = {}
         self._best = Best(self._fits, FLAT)
         self._differing: dict[str, bool] = {}
         self.noise = 0.0
@@ -269,7 +275,18 @@ class _Search:
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None
-        self.problem = self.problem or str(error)
+        self._refused.setdefault(error.reason, []).append(settings)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why strategies, or options in every combination, cannot be simulated."""
+        found: dict[str, str] = {}
+        tried = {self._strategies.get(choice.settings) for choice in self.choices}
+        for reason, refused in self._refused.items():
+            names = {self._strategies[each]: reason for each in refused if each in self._strategies}
+            common = [each for each in refused[0] if all(each in other for other in refused)]
+            found |= names or {", ".join(common or refused[0]): reason}
+        return {name: reason for name, reason in found.items() if name not in tried}
 
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
@@ -280,7 +297,10 @@ class _Search:
         rounds = self.limits.may_round
         sharded = shardings(self.scenario, rounds=rounds) if self.limits.each_strategy else []
         for chosen in chain(of_ddp, product(self._batches(), sharded)):
-            yield self.differing([setting for settings in chosen for setting in settings])
+            settings = self.differing([setting for settings in chosen for setting in settings])
+            if chosen[-1] in sharded:
+                self._strategies[settings] = strategy_name(chosen[-1])
+            yield settings
 
     def differing(self, settings: Sequence[str]) -> tuple[str, ...]:
         """The settings that change the scenario."""

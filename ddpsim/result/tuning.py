@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpsim.result.changes import Change
@@ -17,12 +18,14 @@ class Tuning(Drawn):
 
     `pick` changes the fewest keys of all that are `within` of the fastest found, per sample, and
     fit into memory; without settings the scenario is as good as any. `fastest` is the fastest
-    itself; `flat_caps` the bucket caps that with the other options of `pick` are `within` of it.
+    itself; `flat_caps` the bucket caps that with the other options of `pick` are `within` of it,
+    none where it has no buckets.
     `own_regret` and `default_regret`: by how much the scenario's own options (None where they do
     not keep to the limits), and torch's default caps with the other options of `pick`, take longer
     than `fastest`. `tried` scenarios were simulated, of which `unfit` do not keep to the limits.
     `warnings`: what `run` warns of with the options of `pick`. `noise`: by how much two runs of the
-    scenario differ by chance, relative; `within` is that, or FLAT where it is more.
+    scenario differ by chance, relative; `within` is that, or FLAT where it is more. `refused`: what
+    cannot be simulated, and why.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Tuning(Drawn):
     warnings: tuple[str, ...]
     noise: float = 0.0
     within: float = FLAT
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         said = f"{self.pick.title}, {self.pick.change:+.1%}" if self.pick.settings else "as it is"

@@ -141,6 +141,40 @@ def test_data_parallel_has_nothing_to_tune() -> None:
         tune(document("data-parallel"))
 
 
+def test_what_is_refused_is_told_with_its_reason() -> None:
+    """Strategies by name, and options by what all refused combinations have."""
+    found = tune(document("ddp-mixed-precision", FEW), Limits(each_strategy=True))
+    refused = {name: reason.partition(":")[0] for name, reason in found.refused.items()}
+    fused = dict.fromkeys(
+        ("fully_shard", *(f"fully_shard, reshard_after_forward={kept}" for kept in ("false", "8"))),
+        "workload.optimizer.fused",
+    )
+    assert refused == {
+        "ddp.gradient_as_bucket_view=true": "ddp.mixed_precision",
+        "zero1": "ddp.mixed_precision",
+        **fused,
+        **{
+            name.replace("fully_shard", "hsdp"): why
+            for name, why in fused.items()
+            if "8" not in name
+        },
+    }
+    text = render_tuning(found, "job.yaml")
+    assert "impossible  ddp.gradient_as_bucket_view=true: ddp.mixed_precision: takes" in text
+    assert "fully_shard; hsdp: workload.optimizer.fused: torch has no fused SGD" in text
+    assert dict(tune(document("resnet50-8xa100", FEW)).refused) == {}
+
+
+def test_a_choice_without_buckets_names_no_caps() -> None:
+    settings = ("workload.model=gpt2", FEW, "cluster.nodes=1", "cluster.gpus_per_node=2")
+    own = document("gpt2-xl-fully-shard", *settings)
+    found = tune(own, Limits(each_strategy=True))
+    assert parse(own.changed(found.pick.settings)).ddp.is_fully_sharded
+    assert found.flat_caps == ()
+    assert found.default_regret is None
+    assert "caps" not in render_tuning(found, "job.yaml")
+
+
 def test_the_options_that_are_taken_bring_their_warnings(tmp_path: Path) -> None:
     """Their buckets lie outside the log."""
     log = tmp_path / "short.csv"
