@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean, median
 
 import numpy as np
 
-from calibrate.fit.estimates import ZERO, at_least, difference, error, least_squares, pooled
+from calibrate.fit.estimates import (
+    ZERO,
+    at_least,
+    difference,
+    error,
+    least_squares,
+    mean_time,
+    pooled,
+)
 from calibrate.fit.samples import (
     LEAST_BUCKET_BYTES,
     Fit,
@@ -23,9 +32,12 @@ from calibrate.fit.solve import Floats, Solution, polish, robust_cost, solve
 from calibrate.records.record import RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
+from ddpsim.units import format_duration
 
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
 _GRID = 50
+_SMALL_BYTES = 32_768
+_STALLED = 2.0  # mean over median; 1.1 where each rank has cores enough (our testbeds)
 LEAST_SIZES = 5  # of messages: as many as there are figures
 
 _NAMES = ("queue", "segment", "reduce rate", "burst", "wire bytes per byte")
@@ -134,6 +146,28 @@ def _rested(record: Record) -> Iterator[tuple[Measurement, Measurement]]:
     for rested in find(record, "all_reduce", RESTED):
         if rested.nodes > 1 and rested.size_bytes in usual:
             yield rested, usual[rested.size_bytes]
+
+
+def stall_warnings(records: Sequence[Record], sources: Sequence[str]) -> Iterator[str]:
+    """What is told of records in which gloo's small messages often take much longer than most do.
+
+    gloo's loop thread tries a connection's lock and, where it fails, asks the kernel again at once
+    (tcp/pair.cc, handleEvents). Where it took its core from the thread that holds the lock, it goes
+    on until the scheduler's next tick.
+    """
+    for source, record in zip(sources, records, strict=True):
+        small = [m for m in find(record, "all_reduce", "alone") if m.size_bytes <= _SMALL_BYTES]
+        if record.environment.backend != "gloo" or not small:
+            continue
+        usual_s = fmean(median(m.samples_s) for m in small)
+        mean_s = fmean(mean_time(m.samples_s) for m in small)
+        if mean_s > _STALLED * usual_s:
+            yield (
+                f"{source}: small all-reduces usually take {format_duration(usual_s)}, and "
+                f"{format_duration(mean_s)} on average, as gloo's threads wait for each other on "
+                "one core: give each rank one core more, or expect many small messages at once to "
+                "take longer than predicted"
+            )
 
 
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:

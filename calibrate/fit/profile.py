@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from calibrate.fit.effects import fit_jitter, fit_overheads, overhead_warnings
 from calibrate.fit.estimates import mean_time, median_time
-from calibrate.fit.gloo import fit_gloo, fit_half, fit_rested
+from calibrate.fit.gloo import fit_gloo, fit_half, fit_rested, stall_warnings
 from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
@@ -106,6 +106,7 @@ def fit_profile(
         warnings=(
             *_setting_warnings(records, sources),
             *_pace_warnings(records, sources),
+            *stall_warnings(records, sources),
             *fit.warnings,
             *interference_warnings,
             *overhead_warnings(records),

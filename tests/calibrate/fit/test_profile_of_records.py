@@ -14,6 +14,7 @@ from measured.made_measurements import (
     samples_around,
 )
 
+from calibrate.fit.gloo import stall_warnings
 from calibrate.fit.profile import fit_profile, samples_of_records
 from calibrate.fit.samples import FitError, Sample
 from calibrate.fit.show import show
@@ -300,6 +301,20 @@ def test_records_of_another_pace_are_told(times: float) -> None:
         "it apart"
     )
     assert said == ((told,) if times > 1.25 else ())
+
+
+def test_small_messages_that_wait_for_a_core_are_told() -> None:
+    """One in four takes 6 ms more: a step with many of them takes the mean."""
+
+    def torn(m: Measurement) -> Measurement:
+        if (m.kind, m.variant) != ("all_reduce", "alone") or m.size_bytes > 2**15:
+            return m
+        return m.model_copy(update={"samples_s": (1e-3,) * 15 + (7e-3,) * 5})
+
+    record = gloo_record()
+    torn_record = record.model_copy(update={"measurements": tuple(map(torn, record.measurements))})
+    (told,) = stall_warnings([record, torn_record], ["a.json", "b.json"])
+    assert told.startswith("b.json: small all-reduces usually take 1.00 ms, and 2.50 ms on average")
 
 
 def test_a_record_that_is_given_twice_counts_once() -> None:
