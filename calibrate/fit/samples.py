@@ -112,24 +112,36 @@ def measured(samples: Iterable[Sample]) -> tuple[MeasuredTime, ...]:
 
 
 def measured_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> tuple[MeasuredSigma, ...]:
-    """RMS of log(predicted / measured) at DDP's sizes, each predicted from the others.
+    """RMS of log(predicted / measured) at DDP's sizes and below, each predicted from the others.
 
     From all other sizes, and where the line rate lies between others, without that rate. A line
-    rate with too few sizes to tell is left out.
+    rate with too few of DDP's sizes to tell is left out.
     """
     usual: dict[float | None, list[Sample]] = defaultdict(list)
+    small: dict[float | None, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if sample.size_bytes >= LEAST_BUCKET_BYTES:
-            usual[sample.line_rate].append(sample)
+        is_usual = sample.size_bytes >= LEAST_BUCKET_BYTES
+        (usual if is_usual else small)[sample.line_rate].append(sample)
     return tuple(
         MeasuredSigma(
             line_rate_bytes_per_s=rate,
-            left_out=_rms([_left_out(model, one, samples) for one in here], here),
+            left_out=_left_out_rms(model, here, samples),
             repeated=_repeated(here),
+            small=_left_out_rms(model, small[rate], samples) if _are_enough(small[rate]) else None,
         )
         for rate, here in sorted(usual.items(), key=lambda item: item[0] or 0.0)
-        if len({sample.size_bytes for sample in here}) >= _ENOUGH
+        if _are_enough(here)
     )
+
+
+def _are_enough(samples: Sequence[Sample]) -> bool:
+    return len({sample.size_bytes for sample in samples}) >= _ENOUGH
+
+
+def _left_out_rms(
+    model: AllReduceModel, some: Sequence[Sample], samples: Sequence[Sample]
+) -> float:
+    return _rms([_left_out(model, one, samples) for one in some], some)
 
 
 def _rms(errors: Sequence[float], samples: Sequence[Sample]) -> float:

@@ -189,8 +189,9 @@ def _with_sent(
     network = of_sent(network, sent, _LOGS if isinstance(cost, AllReduceLogCost) else _LONGER)
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sent)
-    if network.measured_bytes:
-        return _doubt_profile(network, network.measured_bytes, sent)
+    if measured_bytes := network.measured_bytes:
+        network = replace(network, uncertainty=_of_sent(network, sent))
+        return _doubt_profile(network, measured_bytes, sent)
     return network
 
 

@@ -36,7 +36,7 @@ from validation.one_gpu import (
     regimes_table,
 )
 from validation.presets import machines_table, preset_sigma, preset_table, tcp_table
-from validation.recorded import SHARDED, STRATEGIES, UNSEEN
+from validation.recorded import BLIND, SHARDED, STRATEGIES, UNSEEN
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
 from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
 from validation.two_hosts import testbed_rows
@@ -99,6 +99,7 @@ def _figures() -> dict[str, str]:
         "STRATEGIES": variants_table(STRATEGIES),
         "SHARDED": variants_table(SHARDED),
         "UNSEEN": variants_table(UNSEEN),
+        "BLIND": variants_table(BLIND),
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),

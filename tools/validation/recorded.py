@@ -22,6 +22,7 @@ CALM_EPYC = campaigns.unpacked() / "testbed-calm-epyc"  # of the same kind
 STRATEGIES = campaigns.unpacked() / "testbed-strategies"  # no bucket caps: every strategy
 SHARDED = campaigns.unpacked() / "testbed-sharded"  # the sharded ones alone, on another EPYC
 UNSEEN = campaigns.unpacked() / "testbed-unseen"  # with FSDP1, of models that set nothing
+BLIND = campaigns.unpacked() / "testbed-blind"  # of models that came after all of the model
 # of FAST_XEON the runs that were measured as `calibrate rounds` does now, as a campaign of its own
 LATER_RUNS = {0.2: (2, 3), 0.8: (2, 3), 2: (3, 4), 5: (3, 4)}  # by Gbit/s
 LATER = FAST_XEON.with_name("fast-xeon-later-runs.json")

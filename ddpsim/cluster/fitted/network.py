@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import hypot, log, log2, sqrt
 
 from ddpsim.cluster.fitted.ensemble import curve_of, for_cluster
@@ -38,6 +39,7 @@ UNLIKE, PER_DOUBLING = 0.25, 0.20
 _BANDS_BYTES = tuple(4**power for power in range(5, 17))
 _OTHER_GLOO_RANKS = 0.15  # assumed
 _USUAL_BYTES = 16 * 2**20
+_DDP_BYTES = 2**20  # from DDP's first bucket up (`measured_sigma`)
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
 
 
@@ -75,7 +77,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         if found
         else cost,
         uncertainty=_uncertainty(cluster, profile, rate),
-        by_size=_by_size(cluster, profile, law),
+        by_size=_by_size(cluster, profile, law, rate),
         measured_bytes=profile.valid.size_bytes,
         measured=measured,
         bottleneck=f"the network as calibrated in {profile.name}",
@@ -178,9 +180,16 @@ def unlike_sigma(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
 
 
 def _by_size(
-    cluster: Cluster, profile: ClusterProfile, law: AllReduceModel
+    cluster: Cluster, profile: ClusterProfile, law: AllReduceModel, rate: float | None
 ) -> tuple[tuple[int, Uncertainty], ...]:
-    """Uncertainty of NCCL's all-reduces on other ranks by size; empty: alike for all sizes."""
+    """Uncertainty by size; empty: alike for all sizes.
+
+    Of gloo's messages on measured ranks, and of NCCL's all-reduces on others.
+    """
+    if isinstance(law, GlooRing) and _is_measured(cluster, profile):
+        usual = _uncertainty(cluster, profile, rate)
+        small = _between_rates(profile, [found.small for found in profile.measured_sigma], rate)
+        return ((0, replace(usual, sigma=max(usual.sigma, small))), (_DDP_BYTES, usual))
     if isinstance(law, GlooRing) or _is_measured(cluster, profile):
         return ()
     curve = curve_of(law, "all_reduce", cluster.nodes, cluster.gpus_per_node)
@@ -202,15 +211,28 @@ def measured_sigma(profile: ClusterProfile, rate: float | None = None) -> float:
     Between measured line rates linearly in their logarithms; beyond them as at the nearest. A law
     that asks for no line rate: the largest.
     """
-    law, found = profile.all_reduce, profile.measured_sigma
+    found = profile.measured_sigma
     if not found:
         return _fitted_sigma(profile)
     each = [max(sigma.left_out, _again_sigma(sigma)) for sigma in found]
-    if not isinstance(law, GlooRing):
-        return max(each)
+    return _between_rates(profile, each, rate)
+
+
+def _between_rates(
+    profile: ClusterProfile, each: Sequence[float | None], rate: float | None
+) -> float:
+    """One of the profile's uncertainties, at a line rate; 0 where none of them is known."""
+    law = profile.all_reduce
+    known = [
+        (sigma, found.line_rate_bytes_per_s)
+        for sigma, found in zip(each, profile.measured_sigma, strict=True)
+        if sigma is not None
+    ]
+    if not isinstance(law, GlooRing) or not known:
+        return max((sigma for sigma, _ in known), default=0.0)
     usual = law.line_rate_bytes_per_s
-    measured = [log(sigma.line_rate_bytes_per_s or usual) for sigma in found]
-    rates, sigmas = zip(*sorted(zip(measured, each, strict=True)), strict=True)
+    measured = sorted((log(of_rate or usual), sigma) for sigma, of_rate in known)
+    rates, sigmas = zip(*measured, strict=True)
     return interpolated(log(rate or usual), rates, sigmas)
 
 

@@ -153,7 +153,10 @@ def _lacking(times: float, point: ComputeKept, least: float) -> ComputeKept:
 
 
 class MeasuredSigma(_Part):
-    """How well measured all-reduces of a line rate tell of others there, from 1 MiB up."""
+    """How well measured all-reduces of a line rate tell of others there, from 1 MiB up.
+
+    `small`: the smaller ones, which wait for the processor more than for the link.
+    """
 
     line_rate_bytes_per_s: float | None = Field(gt=0, description="of a node's link; None: unknown")
     left_out: float = Field(
@@ -161,6 +164,9 @@ class MeasuredSigma(_Part):
     )
     repeated: float | None = Field(
         ge=0, description="relative standard deviation of what was measured twice; None: nothing"
+    )
+    small: float | None = Field(
+        None, ge=0, description="`left_out` of those below 1 MiB; None: too few were measured"
     )
 
 
