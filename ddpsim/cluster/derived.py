@@ -26,7 +26,7 @@ def _of_gloo(operation: Operation, small: float, large: float) -> Derived:
     return ((operation, known),)
 
 
-OF_GLOO = (*_of_gloo("reduce_scatter", 0.12, 0.04), *_of_gloo("all_gather", 0.29, 0.16))
+OF_GLOO = (*_of_gloo("reduce_scatter", 0.11, 0.04), *_of_gloo("all_gather", 0.27, 0.16))
 
 
 def of_nccl(sigma: float) -> Derived:

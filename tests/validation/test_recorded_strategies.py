@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 from validation.folders import ROOT
+from validation.recorded import BLIND, STRATEGIES, UNSEEN, campaign, predicted
 from validation.recorded import SHARDED as SHARDED_ALONE
-from validation.recorded import STRATEGIES, UNSEEN, campaign, predicted
 
 from calibrate.records.variant import SHARDED
 from calibrate.validate.report import Case
@@ -45,7 +45,7 @@ def test_three_models_at_two_rates_were_recorded() -> None:
 
 def test_the_table_of_accuracy_has_them_all() -> None:
     page = (ROOT / "docs" / "explanation" / "accuracy.md").read_text("utf-8")
-    for folder in (STRATEGIES, SHARDED_ALONE, UNSEEN):
+    for folder in (STRATEGIES, SHARDED_ALONE, UNSEEN, BLIND):
         figures = campaign(folder).figures
         assert figures
         levels = f"{100 * figures.median_error:.1f} % | {100 * figures.worst_error:.0f} %"
@@ -88,24 +88,24 @@ def test_sharded_steps_after_one_that_is_not_timed_are_predicted() -> None:
     assert all(signs)
 
 
-def test_sharded_steps_of_models_that_set_nothing_are_predicted() -> None:
-    """A known gap: the more units, and the smaller, the longer each collective takes in a step.
-
-    The interval does not allow for it.
-    """
-    sweeps = campaign(UNSEEN).sweeps
-    errors: dict[str, list[float]] = {}
-    for sweep in sweeps:
-        plain, *sharded = (case.error for case in sweep.cases)
-        assert abs(plain) <= 0.026
-        errors.setdefault(sweep.model.partition(":")[2], []).extend(sharded)
-    worst = {model: max(map(abs, each)) for model, each in errors.items()}
-    assert worst.pop("mixer") <= 0.04
-    assert worst.pop("lstm") <= 0.14
-    assert 0.3 <= worst.pop("dense") <= 0.39
-    assert not worst
+@pytest.mark.parametrize(
+    ("folder", "usual", "worst", "held", "ranked"),
+    [(UNSEEN, 0.023, 0.16, 0.55, 21), (BLIND, 0.04, 0.125, 0.65, 17)],
+)
+def test_sharded_steps_of_models_that_set_nothing_are_predicted(
+    folder: Path, usual: float, worst: float, held: float, ranked: int
+) -> None:
+    """A known gap: hundreds of broadcasts at once, where gloo's threads share one core."""
+    sweeps = campaign(folder).sweeps
+    cases = [case for sweep in sweeps for case in sweep.cases]
+    queued = [c for c in cases if c.variant == "zero1" and abs(c.error) > 0.1]
+    assert [-0.27 <= case.error <= -0.2 for case in queued] == [True]
+    others = [abs(case.error) for case in cases if case not in queued]
+    assert max(others) <= worst
+    assert median(abs(case.error) for case in cases) <= usual
+    assert fmean(bool(case.covered) for case in cases) >= held
     signs = [right for sweep in sweeps for right in sweep.ranked]
-    assert len(signs) == 21
+    assert len(signs) == ranked
     assert all(signs)
 
 
