@@ -63,24 +63,25 @@ _PARTS = 8  # between two simulated sizes
 class Changed:
     """A changed job, all its terms stretched by `factors`.
 
-    `longer`: with one micro-batch more under no_sync, in which batch norms are synchronised too;
-    None where they are not.
+    `equal`: with ranks that are all as fast as a usual one. `longer`: with one micro-batch more
+    under no_sync, in which batch norms are synchronised too; None where they are not.
     """
 
     job: Job
     factors: Mapping[str, float]
     parts: Parts
+    equal: Job
     longer: Job | None = None
 
     @classmethod
     def of(cls, case: Case, change: Change) -> Changed:
         """A case with a change; raises ScenarioError where that does not fit it."""
-        job, longer = case.changed(change), None
+        job, equal, longer = case.changed(change), _with_equal_ranks(case, change), None
         if job.scenario.workload.sync_batch_norm:
             steps = f"ddp.accumulation_steps={job.scenario.ddp.accumulation_steps + 1}"
             longer = case.changed(Change((*change.settings, steps)))
         factors = {k: case.factors.get(k, 1.0) * v for k, v in change.factors.items()}
-        return cls(job, {**case.factors, **factors}, case.parts, longer)
+        return cls(job, {**case.factors, **factors}, case.parts, equal, longer)
 
     def stretched(self, term: str, factor: float) -> Changed:
         """The same with one term longer still."""
@@ -104,12 +105,13 @@ class Changed:
         """Those that `seconds` needs simulated."""
         usual: CalmStep = self.job, self.factors
         without_sync = [usual, (self.longer, self.factors)] if self.longer else []
-        promptly: CalmStep = self.job, {**self.factors, "data": _NO_TIME}
         has_loader = self.job.program.loader is not None
+        promptly: CalmStep = self.job, self._promptly
+        each = promptly if has_loader else usual
         needed: dict[Quantity, list[CalmStep]] = {
             "step": [usual],
             "without_sync": without_sync,
-            "exposed": [promptly if has_loader else usual],
+            "exposed": [each, (self.equal, each[1])],
             "data_wait": [usual, promptly] if has_loader else [],
         }
         return needed.get(quantity, [])
@@ -117,14 +119,22 @@ class Changed:
     def _factor(self, term: str) -> float:
         return self.factors.get(term, 1.0)
 
-    def _step_s(self, **other: float) -> float:
-        return self.job.step_s(**{**self.factors, **other})
+    def _step_s(self) -> float:
+        return self.job.step_s(**self.factors)
 
     def _exposed_s(self) -> float:
-        """Beside a loader too: while a step waits for its batch no communication is under way."""
-        if self.job.program.loader is None:
-            return max(0.0, self._step_s() - self._own_s())
-        return max(0.0, self._step_s(data=_NO_TIME) - self._own_s())
+        """What a usual rank waits: all of a step in which it is not as busy as with equal ranks.
+
+        Beside a loader too: while a step waits for its batch no communication is under way.
+        """
+        factors = self.factors if self.job.program.loader is None else self._promptly
+        busy_s = self.equal.step_s(**factors) - self.equal.exposed_s(**factors)
+        return max(0.0, self.job.step_s(**factors) - busy_s)
+
+    @property
+    def _promptly(self) -> dict[str, float]:
+        """The factors with batches that are always there."""
+        return {**self.factors, "data": _NO_TIME}
 
     def _own_s(self, job: Job | None = None) -> float:
         """A usual rank's own work; of another job than its own, if that is given."""
@@ -134,7 +144,7 @@ class Changed:
     def _data_wait_s(self) -> float:
         if self.job.program.loader is None:
             return 0.0
-        return max(0.0, self._step_s() - self._step_s(data=_NO_TIME))
+        return max(0.0, self._step_s() - self.job.step_s(**self._promptly))
 
     def _alone_s(self) -> float:
         """A usual rank's step without communication.
@@ -151,6 +161,14 @@ class Changed:
             return 0.0
         with_one_more_s = self.longer.step_s(**self.factors) - self._own_s(self.longer)
         return max(0.0, with_one_more_s - (self._step_s() - self._own_s()))
+
+
+def _with_equal_ranks(case: Case, change: Change) -> Job:
+    if not case.changed(change).scenario.cluster.stragglers:
+        return case.changed(change)
+    kept = [each for each in change.settings if not each.startswith("cluster.stragglers")]
+    own = ["cluster.stragglers=null"] if case.cluster.stragglers else []
+    return case.changed(Change((*kept, *own)))
 
 
 class Predictor:
@@ -266,6 +284,7 @@ def simulate_calm_steps(
         return
     for (job, factors, _), step in zip(unknown, steps, strict=True):
         job.known_steps_s[factors] = step.mean_s
+        job.known_exposed_s[factors] = step.exposed_s
 
 
 def _unknown(

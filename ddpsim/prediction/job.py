@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import interfering
-from ddpsim.engine.batch import mean_steps_s
+from ddpsim.engine.batch import mean_steps_s, run_many
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -63,7 +63,7 @@ class Job:
     `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter;
     `gpus_per_rank`: those of a replica, of which a rank is one.
     `stretched_programs`: the same loop with times of its own, and `known_steps_s`: what `step_s`
-    gives by its factors, as far as somebody asked.
+    gives by its factors, as far as somebody asked, and `known_exposed_s` what `exposed_s` does.
     """
 
     scenario: Scenario
@@ -79,6 +79,7 @@ class Job:
     parts: Parts | None = field(default=None, repr=False)
     gpus_per_rank: int = 1
     known_steps_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
+    known_exposed_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
 
     def step_s(self, **factors: float) -> float:
         """One steady step without jitter, with factors as `calm_request` takes them."""
@@ -91,6 +92,13 @@ class Job:
         steps_s = mean_steps_s([self.calm_request(**dict(each)) for each in new])
         known_s.update(zip(new, steps_s, strict=True))
         return [known_s[each] for each in asked]
+
+    def exposed_s(self, **factors: float) -> float:
+        """Exposed communication of one such step, on the slowest rank."""
+        key, known_s = stretching(factors), self.known_exposed_s
+        if key not in known_s:
+            known_s[key] = run_many([self.calm_request(**factors)])[0].exposed_s
+        return known_s[key]
 
     def calm_request(
         self,

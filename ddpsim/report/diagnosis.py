@@ -21,7 +21,7 @@ _MEASURED = {
     "data_wait": "wait for data",
     "all_reduce": "all-reduce",
 }
-_TITLES = ("step", "one GPU", "no_sync", "exposed", "data wait")
+_TITLES = ("step", "on 1 GPU", "no_sync", "exposed", "data wait")
 
 
 @as_text
@@ -67,8 +67,8 @@ def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
         return
     likeliest = max(cause.probability for cause in diagnosis.causes)
     yield from wrap(
-        f"Undecided: the likeliest cause has {likeliest:.0%}. The next check would raise that to "
-        f"{check.expected:.0%} on average: {check.text}.",
+        f"Undecided: the likeliest cause has {likeliest:.0%}. Look next at: {check.text}. "
+        f"After that the likeliest cause has {check.expected:.0%} on average.",
         screen_width(),
         break_on_hyphens=False,
     )

@@ -343,8 +343,16 @@ def is_reduced(span: CommSpan, reduced: str) -> bool:
     return span.bucket >= 0 and not is_beside
 
 
-def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
-    """The collective that a step waits for longest, and the same in words.
+class Wait(NamedTuple):
+    """The collective that a step waits for longest; `share`: of the wait, of those of its kind."""
+
+    longest: CommSpan
+    words: str
+    share: float
+
+
+def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> Wait:
+    """What a step waits for longest.
 
     `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
     """
@@ -358,7 +366,8 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
             kinds.setdefault(_purpose(span, broadcast), []).append(span)
         said = max(kinds, key=lambda kind: step.exposed_ns(kinds[kind]))
         waited, said = kinds[said], f"mostly {said}"
-    return max(waited, key=lambda collective: step.exposed_ns([collective])), said
+    longest = max(waited, key=lambda collective: step.exposed_ns([collective]))
+    return Wait(longest, said, step.exposed_ns(waited) / max(1, step.exposed_ns(step.comm)))
 
 
 def _purpose(span: CommSpan, broadcast: str) -> str:

@@ -34,6 +34,7 @@ from ddpsim.units import NS_PER_S, format_duration
 
 # of the compute: a cause that costs less would shorten the step less than compute 10 % faster
 _WORTH_NAMING = 1 - 1 / 1.1
+_NEARLY_ALL = 0.95  # of a wait
 _PACED = 1e-4  # of a step: rounding, over all of them
 
 
@@ -96,21 +97,25 @@ class SteadyStep:
         """Mean length, in seconds."""
         return sum(self.lengths_ns) / len(self.lengths_ns) / NS_PER_S
 
+    @property
+    def exposed_s(self) -> float:
+        """Mean exposed communication, in seconds."""
+        return self.exposed_ns / len(self.lengths_ns) / NS_PER_S
+
     def brief(
         self, samples_per_rank: int, world_size: int, compute_only_s: float, memory: Memory
     ) -> Brief:
         """The figures of the step, in seconds."""
         count = len(self.lengths_ns)
         times = _distribution(self.lengths_ns)
-        comm_s, exposed_s = (ns / count / NS_PER_S for ns in (self.comm_ns, self.exposed_ns))
         per_gpu = samples_per_rank / times.mean
         return Brief(
             times,
             throughput_samples_per_s=per_gpu * world_size,
             throughput_per_gpu=per_gpu,
             scaling_efficiency=compute_only_s / times.mean,
-            comm_time_s=comm_s,
-            exposed_comm_s=exposed_s,
+            comm_time_s=self.comm_ns / count / NS_PER_S,
+            exposed_comm_s=self.exposed_s,
             world_size=world_size,
             memory_bytes_per_gpu=memory,
         )
@@ -304,7 +309,7 @@ def _bottleneck(
         return Bottleneck("compute", f"compute takes {compute / whole:.1%} of the step")
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
     if kind == "communication":
-        return Bottleneck("communication", f"{_exposed(steps, context)}, {cost}")
+        return Bottleneck("communication", f"{_exposed(steps, context)}{cost}")
     if kind == "stragglers":
         one = f"rank {slowest} is last: the median rank waits {cost}"
         in_turns = f"ranks are late in turns: each waits for others {cost}"
@@ -350,12 +355,13 @@ def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context)
 
 
 def _exposed(steps: list[Step], context: Context) -> str:
-    """The kind of collective that steps wait for longest in all, and what limits it."""
+    """What limits the kind of collective that steps wait for longest, and what part of the wait."""
     kinds: dict[str, list[Step]] = {}
     for step in (step for step in steps if step.exposed_ns(step.comm)):
-        collective, _ = longest_wait(step, context.broadcast, context.reduced)
+        collective = longest_wait(step, context.broadcast, context.reduced).longest
         of_gradients = is_reduced(collective, context.reduced)
         kinds.setdefault(context.reduced if of_gradients else collective.cause, []).append(step)
     longest = max(kinds.values(), key=lambda those: sum(s.exposed_ns(s.comm) for s in those))
-    collective, said = longest_wait(typical_step(longest), context.broadcast, context.reduced)
-    return f"{context.network(collective)}: {said}"
+    found = longest_wait(typical_step(longest), context.broadcast, context.reduced)
+    share = f"{found.share:.0%} of " if found.share < _NEARLY_ALL else ""
+    return f"{context.network(found.longest)}: {found.words}, {share}"

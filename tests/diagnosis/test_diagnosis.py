@@ -78,7 +78,7 @@ def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
 def test_every_cause_has_a_probability_on_the_screen(slow: ddpsim.Diagnosis) -> None:
     """Probabilities of the table, and the sum of all others."""
     rows = render_diagnosis(slow, "job.yaml").splitlines()
-    start = next(i for i, row in enumerate(rows) if "would be " in row and "one GPU" in row)
+    start = next(i for i, row in enumerate(rows) if "would be " in row and "on 1 GPU" in row)
     table = rows[start + 1 : rows.index("", start)]
     listed = [cause for cause in slow.causes if cause.predicts]
     assert len(table) == len(listed) + 1
@@ -121,6 +121,28 @@ def test_what_a_cause_predicts_is_simulated(slow: ddpsim.Diagnosis) -> None:
         changed = Job("a job", "", RESNET, ONE_NODE).scenario(*cause.settings)
         assert cause.predicts
         assert resolve(changed).step_s() == pytest.approx(cause.predicts.step_s)
+
+
+def exposed_s(name: str) -> tuple[float, float]:
+    """What a healthy job is predicted to wait by `diagnose`, and by `run` on the slowest rank."""
+    job = ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", ["run.iterations=4"])
+    job = job.having("run", jitter=None)
+    said = ddpsim.simulate(job)
+    causes = ddpsim.diagnose(job, f"{1e3 * said.iteration_time_s.mean} ms").causes
+    (predicts,) = (each.predicts for each in causes if each.key == "healthy")
+    assert predicts
+    return predicts.exposed_s, said.exposed_comm_s
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl-fully-shard", "slow-network"])
+def test_exposed_communication_is_that_of_run(name: str) -> None:
+    diagnosed_s, run_s = exposed_s(name)
+    assert diagnosed_s == pytest.approx(run_s, rel=1e-6)
+
+
+def test_a_usual_rank_waits_where_a_slow_one_is_busy() -> None:
+    diagnosed_s, run_s = exposed_s("straggler")
+    assert diagnosed_s > 2 * run_s
 
 
 def test_a_step_without_its_cause_is_as_much_shorter_as_predicted(slow: ddpsim.Diagnosis) -> None:

@@ -105,12 +105,12 @@ def test_some_ranks_alone_do_not_say_that_all_are_alike(folder: Path) -> None:
     assert not [m for m in one.measured if m.measurement.quantity == "all_reduce"]
 
 
-USUAL = replace(STEP, reduce_us=1700.0)  # as long as such a job's last all-reduce is predicted
+USUAL = replace(STEP, reduce_us=TRANSFER_US)  # what is added to a step are copies and hooks
 MANY = replace(
     STEP,
     backward=[[900.0] for _ in range(10)],
     reduced=dict.fromkeys(range(10), 300000),
-    reduce_us=1000.0,
+    reduce_us=100.0,
 )
 
 

@@ -68,8 +68,9 @@ def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, wor
         CommSpan("all_reduce", 0, 8, 1, backward, backward, backward, late),
         CommSpan("all_reduce", -1, 4, 1, late, late, late, end),
     )
-    longest, said = longest_wait(Step(0, end, forward, (), compute, comm), "what is sent")
+    longest, said, share = longest_wait(Step(0, end, forward, (), compute, comm), "what is sent")
     assert said == words
+    assert share == 0.75
     assert longest.end_ns - longest.joined_ns == 30
 
 
