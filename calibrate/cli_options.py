@@ -18,7 +18,7 @@ from calibrate.records.variant import Variant
 from ddpsim.cli import parsed
 from ddpsim.errors import printable, shown
 from ddpsim.importers.measured import Layout, Operation, parse_layout
-from ddpsim.scenario.suggest import in_own_words
+from ddpsim.scenario.suggest import did_you_mean, in_own_words
 from ddpsim.settings import split_values
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
@@ -104,6 +104,9 @@ def check_ranks_devices(device: str, threads: int) -> None:
         raise typer.BadParameter(f"{told}; drop it", param_hint=option)
 
 
+_OF_FSDP1 = " Write reshard_after_forward, where SHARD_GRAD_OP is false and FULL_SHARD true."
+
+
 def variants_of(texts: list[str] | None) -> list[Variant]:
     """One of each --variant."""
     return [_variant(text) for text in texts or ()]
@@ -130,7 +133,9 @@ def _variant(text: str) -> Variant:
         place = "".join(map(str, problem["loc"]))
         said = in_own_words(problem)
         if problem["type"] == "extra_forbidden":
-            said = f"is no key of a variant; known: {', '.join(Variant.model_fields)}"
+            known = list(Variant.model_fields)
+            hint = _OF_FSDP1 if place == "sharding_strategy" else did_you_mean(place, known)
+            said = f"is no key of a variant.{hint} Known: {', '.join(known)}"
         raise refused(f"{place} {said}".strip()) from None
 
 

@@ -291,7 +291,7 @@ def _texts(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _key(name: str) -> str:
     """A key's dotted path; a name alone is a section's key, if one section alone has it."""
-    from ddpsim.scenario.load import keys_named
+    from ddpsim.scenario.keys import keys_named
 
     path = name.replace("__", ".")
     found = [key for key, _ in keys_named(path) if key.count(".") == 1]

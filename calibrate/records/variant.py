@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from calibrate.files import Part
+from ddpsim.errors import shown
+from ddpsim.scenario.options.ddp_values import name_here
 from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.scenario.options.zero_redundancy import HookName
 
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 CommHook = Literal["none", "fp16_compress", "bf16_compress", "powerSGD"]
-StrategyName = Literal[
+_Names = Literal[
     "ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard", "hsdp", "fsdp1"
 ]
 DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
@@ -32,6 +35,21 @@ def _from_yaml(value: Any) -> Any:
         return YAML(typ="safe", pure=True).load(value)
     except YAMLError:
         raise ValueError("units is no YAML; write [layers.0, layers.1]") from None
+
+
+def _by_other_names(value: Any) -> Any:
+    """Another program's name of a strategy is told its name here, where that is measured."""
+    here = name_here(value) if isinstance(value, str) else None
+    meant = next(
+        (word for word in re.findall(r"\w+", here or "") if word in get_args(_Names)), None
+    )
+    if here and meant:
+        kept = ",reshard_after_forward=false" if "reshard_after_forward: false" in here else ""
+        raise ValueError(f"{shown(value)} has another name here: write strategy={meant}{kept}")
+    return value
+
+
+StrategyName = Annotated[_Names, BeforeValidator(_by_other_names)]
 
 
 class Variant(Part):
@@ -71,11 +89,15 @@ class Variant(Part):
         if self.strategy not in DDP and (wrong := given.intersection(_OF_DDP)):
             raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of DDP; drop one")
         if self.strategy not in SHARDED and (wrong := given.intersection(_OF_SHARDED)):
-            raise ValueError(f"{self.strategy} has no {min(wrong)}; drop one")
+            told = f"{self.strategy} has no {min(wrong)}"
+            raise ValueError(f"{told}; drop it, or write strategy=fully_shard")
         if self.strategy != "zero1" and (wrong := given.intersection(_OF_ZERO1)):
-            raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of zero1; drop one")
+            told = f"{self.strategy} has no {min(wrong)}"
+            overlaps = "" if "overlap_with_ddp" in wrong else ",overlap_with_ddp=true"
+            raise ValueError(f"{told}; drop it, or write strategy=zero1{overlaps}")
         if self.comm_hook != "powerSGD" and self.matrix_approximation_rank > 1:
-            raise ValueError(f"{self.comm_hook} has no matrix_approximation_rank; drop one")
+            told = f"{self.comm_hook} has no matrix_approximation_rank"
+            raise ValueError(f"{told}; drop it, or write comm_hook=powerSGD")
         if not self.no_sync and (self.accumulation_steps == 1 or self.strategy in _REDUCED_ONCE):
             raise ValueError(f"{self.strategy} reduces once in this step, without no_sync too")
         return self
@@ -84,7 +106,7 @@ class Variant(Part):
     def _overlaps_as_torch_can(self) -> Variant:
         if not self.overlap_with_ddp:
             if self.shard_buckets or self.hook != "hook_with_zero_step":
-                raise ValueError("hook and shard_buckets are of overlap_with_ddp; write it too")
+                raise ValueError("hook and shard_buckets need overlap_with_ddp=true; write it too")
             return self
         reasons = {
             "goes around all-reduces; drop powerSGD": self.comm_hook == "powerSGD",

@@ -187,7 +187,7 @@ def explain(
 def _all_words() -> list[str]:
     """Terms, their other names, and keys without their sections."""
     from ddpsim.glossary import names
-    from ddpsim.scenario.load import all_keys
+    from ddpsim.scenario.keys import all_keys
 
     return [*names(), *(key.rpartition(".")[2] for key in all_keys())]
 
@@ -199,7 +199,7 @@ def _explain_name(name: str) -> str:
 
     from ddpsim.diagnosis.hypotheses import explained
     from ddpsim.report.lines import screen_width
-    from ddpsim.scenario.load import all_keys, keys_named
+    from ddpsim.scenario.keys import all_keys, keys_named
     from ddpsim.scenario.other_strategies import factory_of, other_strategies
     from ddpsim.scenario.suggest import did_you_mean
 

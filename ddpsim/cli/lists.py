@@ -43,7 +43,7 @@ def list_names(
     ddpsim list prices a100
     """
     from ddpsim.glossary import lookup
-    from ddpsim.scenario.load import keys_named
+    from ddpsim.scenario.keys import keys_named
     from ddpsim.scenario.suggest import did_you_mean
 
     if kind not in _KINDS:

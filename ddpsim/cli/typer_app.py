@@ -86,7 +86,7 @@ File = Annotated[
 def _complete_setting(incomplete: str) -> list[str]:
     """Keys of a scenario; of a key that takes a name, the names (where the shell keeps `=`)."""
     from ddpsim.scenario import catalog
-    from ddpsim.scenario.load import all_keys
+    from ddpsim.scenario.keys import all_keys
 
     key, equals, _ = incomplete.partition("=")
     section, _, kind = key.partition(".")

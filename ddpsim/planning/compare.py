@@ -28,7 +28,7 @@ from ddpsim.progress import Stage, stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import BUFFERS_DIFFER, Change, Comparison
 from ddpsim.result.model import Brief
-from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
+from ddpsim.scenario.ddp import OF_HOOKS, OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.checkpointing import WORDS
@@ -271,8 +271,7 @@ def _as_ddp(ddp: Ddp) -> tuple[str, ...]:
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
-    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD", "top_k": "top_k"}
-    drops = [key for key, own in owners.items() if getattr(ddp, key) and hook != own]
+    drops = [key for key, own in OF_HOOKS.items() if getattr(ddp, key) and hook != own]
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 
 

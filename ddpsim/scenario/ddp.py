@@ -46,6 +46,7 @@ OF_STRATEGIES = {  # sections of options, and whose they are
     "fsdp1": ("fsdp1",),
     "bucket_groups": ("naive_flat",),
 }
+OF_HOOKS = {"power_sgd": "powerSGD", "top_k": "top_k", "post_local_sgd": "post_localSGD"}
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("bucket_order", "broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
@@ -310,6 +311,9 @@ class Ddp(Spec):
         strategy = info.data.get("strategy", "ddp")
         has = (*_DDP, "naive_flat") if info.field_name == "bucket_cap_mb" else _DDP
         if strategy not in has and value != cls.model_fields[str(info.field_name)].default:
+            owned = [key for key, owners in OF_STRATEGIES.items() if strategy in owners]
+            if info.field_name == "mixed_precision" and strategy in (*_FULLY_SHARDED, "fsdp1"):
+                raise fail(f"is an option of DDP; write it as ddp.{owned[0]}.mixed_precision")
             raise fail(f"is an option of DDP, and strategy: {strategy} has none; leave it out")
         return value
 
@@ -345,7 +349,7 @@ class Ddp(Spec):
 
     @model_validator(mode="after")
     def _hook_is_whole(self) -> Ddp:
-        for key, hook in (("power_sgd", "powerSGD"), ("top_k", "top_k")):
+        for key, hook in OF_HOOKS.items():
             if getattr(self, key) and self.comm_hook != hook:
                 raise fail(_of_another("comm_hook", self.comm_hook, hook), key)
         if self.backend == "gloo" and self.comm_hook in FAILS_ON_GLOO:
@@ -378,9 +382,6 @@ class Ddp(Spec):
     def _post_local_sgd_is_whole(self) -> Ddp:
         if self.averages_after_hook and self.post_local_sgd is None:
             raise fail("post_localSGD needs post_local_sgd: {period: STEPS}", "comm_hook")
-        if self.post_local_sgd and not self.averages_after_hook:
-            wrong = _of_another("comm_hook", self.comm_hook, "post_localSGD")
-            raise fail(wrong, "post_local_sgd")
         if self.averages_after_hook and self.strategy != "ddp":
             raise fail("post_localSGD is modelled for DDP alone; drop one", "comm_hook")
         if self.averages_after_hook and not self.no_sync:

@@ -62,16 +62,18 @@ def _like(wrong: str, known: Iterable[str], *, n: int, cutoff: float) -> list[st
 
 def nearest(wrong: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one stands for, if one is near."""
-    by_key = {_squash(name): name for name in known}
-    key = _squash(wrong[:_LONGEST])
+    by_key = {squashed(name): name for name in known}
+    key = squashed(wrong[:_LONGEST])
     if key in by_key:
         return by_key[key]
-    within = [squashed for squashed in by_key if len(key) > 3 and key in squashed]
-    near = within if len(within) == 1 else _like(key, by_key, n=1, cutoff=0.6)
-    return by_key[near[0]] if near else None
+    within = [name for name in by_key if len(key) > 3 and name.startswith(key)]
+    within = within or [name for name in by_key if len(key) > 3 and key in name]
+    near = within if len(within) == 1 else _like(key, by_key, n=1, cutoff=0.6) or within
+    return by_key[min(near, key=len)] if near else None
 
 
-def _squash(name: str) -> str:
+def squashed(name: str) -> str:
+    """A name in small letters alone."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
@@ -90,7 +92,7 @@ def in_own_words(details: ErrorDetails) -> str:
     got = shown(value)
     if kind == "literal_error":
         wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        meant = _OTHER_NAMES.get(_squash(str(value)), "")
+        meant = _OTHER_NAMES.get(squashed(str(value)), "")
         meant = meant if meant in wanted else str(value)
         hint = did_you_mean(meant, wanted) if len(wanted) > 1 else ""
         return f"{got} is unknown.{hint} Wanted: {', '.join(wanted)}"

@@ -444,11 +444,13 @@ class Workload(Spec):
     def _check_language_options(self) -> None:
         """Raise for what needs bfloat16, and where nobody knows what would be run again."""
         if self.float8 and self.precision not in ("amp-bf16", "bf16"):
-            raise fail("casts bfloat16 to float8; write precision: bf16 or amp-bf16", "float8")
+            raise fail(
+                "casts bfloat16 to float8; write workload.precision: bf16 or amp-bf16", "float8"
+            )
         self._check_fine_tuning()
         if self.optimizer.masters and self.precision != "bf16":
             told = f"copies parameters in 16 bits, but those of {self.precision} are in float32"
-            raise fail(f"{told}; write precision: bf16", "optimizer.masters")
+            raise fail(f"{told}; write workload.precision: bf16", "optimizer.masters")
         if self.checkpointing is None:
             return
         if self.checkpointing.memory_budget is not None and not self.compile:
@@ -475,4 +477,6 @@ class Workload(Spec):
         if self.float8:
             raise fail("is not modelled beside float8 layers; drop one of the two", "lora")
         if self.lora.base and self.precision != "bf16":
-            raise fail("is cast to bfloat16 for each product; write precision: bf16", "lora.base")
+            raise fail(
+                "is cast to bfloat16 for each product; write workload.precision: bf16", "lora.base"
+            )

@@ -28,7 +28,7 @@ from typer.main import get_command
 import calibrate.cli
 import ddpsim
 from ddpsim.scenario import other_strategies
-from ddpsim.scenario.load import all_keys
+from ddpsim.scenario.keys import all_keys
 from ddpsim.scenario.starters import preset_text
 
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import shown
 from ddpsim.scenario.other_strategies import other_strategies
+from ddpsim.scenario.suggest import squashed
 
 CommHook = Literal[
     "none",
@@ -61,27 +62,46 @@ def _torch_version(value: Any) -> Any:
     )
 
 
-_ZERO_2 = "deepspeed with deepspeed: {stage: 2}, or fully_shard with reshard_after_forward: false"
-_OTHER_NAMES = {  # of strategies, by what others call them
-    "zero": "zero1 (torch), distributed_optimizer (Megatron), deepspeed or fully_shard (ZeRO-3)",
+_KEPT = "fully_shard with fully_shard: {reshard_after_forward: false}"
+_ZERO_2 = f"deepspeed with deepspeed: {{stage: 2}}, or {_KEPT}"
+_OTHER_NAMES = {  # of strategies, by what others call them; the first is the likeliest
+    "zero": "deepspeed, zero1 (torch), distributed_optimizer (Megatron) or fully_shard (ZeRO-3)",
+    "zerooptimization": "deepspeed",
     "zero2": _ZERO_2,
     "zero3": "fully_shard",
     "fsdp": "fully_shard, which is FSDP2",
     "fsdp2": "fully_shard",
+    "fullshard": "fully_shard",
+    "shardgradop": _KEPT,
+    **dict.fromkeys(("hybrid", "hybridshard"), "hsdp"),
+    "noshard": "ddp",
     "megatron": "distributed_optimizer",
     "deepspeedstage1": "deepspeed with deepspeed: {stage: 1}",
     "deepspeedstage2": _ZERO_2,
     "deepspeedstage3": "fully_shard",
+    **dict.fromkeys(("dp", "dataparallel"), "ddp, or cluster.algorithm: data_parallel"),
 }
+
+
+def strategy_meant(name: str) -> str | None:
+    """The strategy that others call so, or that is called so here; None for any other word."""
+    key = squashed(name)
+    own = {squashed(strategy): strategy for strategy in OWN_STRATEGIES}
+    told = _OTHER_NAMES.get(key, own.get(key))
+    return None if told is None else told.split()[0].rstrip(",")
+
+
+def name_here(name: str) -> str | None:
+    """What to write in place of another program's name of a strategy."""
+    return _OTHER_NAMES.get(squashed(name))
 
 
 def _known_strategy(value: Any) -> Any:
     """A strategy's name; of one that others call otherwise, its name here."""
     if value in OWN_STRATEGIES or not isinstance(value, str):
         return value
-    squashed = value.lower().replace("-", "").replace("_", "")
-    if squashed in _OTHER_NAMES:
-        raise ValueError(f"{shown(value)} has another name here: write {_OTHER_NAMES[squashed]}")
+    if here := name_here(value):
+        raise ValueError(f"{shown(value)} has another name here: write {here}")
     others = other_strategies()
     if value in others:
         return value

@@ -60,8 +60,8 @@ def _stage(value: Any) -> Any:
     if value in (1, 2) and not isinstance(value, bool):
         return value
     more = {
-        0: "; write ddp.strategy: ddp",
-        3: ", and write ddp.strategy: fully_shard for ZeRO-3, which is torch's",
+        0: "; without ZeRO write ddp.strategy: ddp and drop ddp.deepspeed",
+        3: "; for ZeRO-3, torch's, write ddp.strategy: fully_shard and drop ddp.deepspeed",
     }
     instead = more.get(value, "") if isinstance(value, int) else ""
     raise ValueError(f"{shown(value)} is not modelled: write 1 or 2{instead}")

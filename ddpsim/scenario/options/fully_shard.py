@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -58,6 +58,8 @@ Units = Annotated[
 
 class SentTypes(Spec):
     """The types of what is sent; omitted: as the parameters are."""
+
+    example: ClassVar[str] = "{param: bfloat16, reduce: float32}"
 
     param: Literal["bfloat16", "float16"] | None = Field(
         None, description="param_dtype: of gathered parameters, and of compute"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,15 +44,24 @@ def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
         ("bucket_cap_mb=0", "bucket_cap_mb '0' is out of range: wanted greater than 0"),
         ("no_sync=maybe", "no_sync wanted true or false, got 'maybe'"),
         ("fully_shard", "'fully_shard' has no value; write KEY=VALUE"),
-        ("nosync=false", "nosync is no key of a variant; known: bucket_cap_mb,"),
+        (
+            "nosync=false",
+            "nosync is no key of a variant. Did you mean 'no_sync'? Known:",
+        ),
         ("strategy=naive,bucket_cap_mb=5", "naive has no bucket_cap_mb, an option of DDP;"),
-        ("reshard_after_forward=false", "ddp has no reshard_after_forward; drop one"),
-        ("units=[a]", "ddp has no units; drop one"),
+        (
+            "reshard_after_forward=false",
+            "ddp has no reshard_after_forward; drop it, or write strategy=fully_shard",
+        ),
+        ("units=[a]", "ddp has no units; drop it, or write strategy=fully_shard"),
         ("strategy=fully_shard,units=layers", "units 'layers' is no choice of units; write blocks"),
         ("strategy=fully_shard,units=[a", "units is no YAML; write [layers.0, layers.1]"),
-        ("matrix_approximation_rank=2", "none has no matrix_approximation_rank; drop one"),
-        ("overlap_with_ddp=true", "ddp has no overlap_with_ddp, an option of zero1; drop one"),
-        ("strategy=zero1,shard_buckets=true", "are of overlap_with_ddp; write it too"),
+        (
+            "matrix_approximation_rank=2",
+            "none has no matrix_approximation_rank; drop it, or write comm_hook=powerSGD",
+        ),
+        ("overlap_with_ddp=true", "ddp has no overlap_with_ddp; drop it, or write strategy=zero1"),
+        ("strategy=zero1,shard_buckets=true", "need overlap_with_ddp=true; write it too"),
         (
             "strategy=zero1,overlap_with_ddp=true,find_unused_parameters=true",
             "overlap_with_ddp never updates under find_unused_parameters; drop one",
@@ -64,6 +74,22 @@ def test_a_variant_that_is_none_is_refused(text: str, message: str) -> None:
         variants_of([text])
     assert message in str(refused.value)
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"strategy={name}" for name in ("fsdp", "fsdp2", "zero", "zero2", "zero3", "hybrid")),
+        *("reshard_after_forward=false", "units=blocks,strategy=fsdp_2", "shard_buckets=true"),
+    ],
+)
+def test_what_a_refusal_tells_to_write_is_taken(text: str) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        variants_of([text])
+    told = re.findall(r"write ([\w=,]+)", str(refused.value))
+    assert told
+    kept = text if "drop it" in str(refused.value) else ""
+    assert variants_of([",".join(filter(None, [kept, told[0]]))])
 
 
 def test_a_variant_has_a_short_label() -> None:
