@@ -55,18 +55,12 @@ def name_as_text(path: Path) -> str:
 
 
 def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
-    """A file as one of our models, called `wanted`; raises ImportFailedError with what is wrong.
-
-    It must name its schema, which a model that is made here need not.
-    """
+    """A file as one of our models, called `wanted`; raises ImportFailedError with what is wrong."""
     try:
         text = read_regular(path, _LARGEST_BYTES)
     except OSError as error:
         raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
-    loaded = parsed(model, str(path), text.removeprefix(codecs.BOM_UTF8), wanted)
-    if "schema_" not in loaded.model_fields_set:
-        raise ImportFailedError(str(path), f"is no {wanted}: schema: Field required")
-    return loaded
+    return parsed(model, str(path), text.removeprefix(codecs.BOM_UTF8), wanted)
 
 
 def save_json(model: BaseModel, path: Path, indent: int | None = 1) -> None:

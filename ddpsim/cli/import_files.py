@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import app
+from ddpsim.cli.typer_app import app, check_new
 
 
 @app.command("import", rich_help_panel="Files")
@@ -30,6 +30,7 @@ def import_files(
     ddpsim import traces -o scenario.yaml      a folder of PyTorch profiler's traces
     ddpsim import fsdp.yaml -o scenario.yaml   a config of accelerate, torchtitan and others
     """
+    check_new(output)
     from ddpsim.files import write_atomically
     from ddpsim.recorded.learned import scenario_text, starting_point
     from ddpsim.recorded.recognise import recognise

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import Settings, app
+from ddpsim.cli.typer_app import Settings, app, check_new
 
 
 @app.command(rich_help_panel="Predict")
@@ -34,6 +34,7 @@ def replay(
     ddpsim replay traces --set workload.model=resnet50 -o scenario.yaml
     ddpsim run scenario.yaml --set ddp.bucket_cap_mb=100      what would change?
     """
+    check_new(output)
     from ddpsim.files import write_atomically
     from ddpsim.recorded.learned import scenario_text
     from ddpsim.recorded.replay import replay as replayed

@@ -167,10 +167,23 @@ def parsed(parse: Callable[[str], _Parsed], text: str | None, option: str) -> _P
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
+def check_new(output: Path | None) -> None:
+    """Raise BadParameter where a scenario stands at -o already, or none can be written there."""
+    if output is not None:
+        if output.is_file():
+            told = f"{output} exists already; name another file, or remove it"
+            raise typer.BadParameter(told, param_hint="-o")
+        _check_place(output)
+
+
 def check_output(output: Path, file: Path) -> None:
     """Raise BadParameter where -o is the scenario `file`, a folder, or in none."""
     if output.resolve() == file.resolve():
         raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
+    _check_place(output)
+
+
+def _check_place(output: Path) -> None:
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
     if not output.parent.is_dir():

@@ -197,13 +197,19 @@ def clock_s(text: str) -> float:
 
 
 def parsed(model: type[_Model], name: str, text: str | bytes, wanted: str) -> _Model:
-    """JSON as one of our pydantic models, called `wanted`; raises ImportFailedError."""
+    """JSON as one of our pydantic models, called `wanted`; raises ImportFailedError.
+
+    A file must name its schema, which a model that is made here need not.
+    """
     try:
-        return model.model_validate_json(text)
+        loaded = model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ImportFailedError(name, f"is no {wanted}: {where}: {in_own_words(first)}") from None
+    if "schema_" in model.model_fields and "schema_" not in loaded.model_fields_set:
+        raise ImportFailedError(name, f"is no {wanted}: schema: is missing")
+    return loaded
 
 
 def header_of(lines: Sequence[str], columns: tuple[str, ...]) -> int | None:

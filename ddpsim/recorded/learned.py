@@ -60,6 +60,10 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
     if "batch_per_rank" not in workload:
         workload["batch_per_rank"] = _BATCH
         assumed.append(f"{_BATCH} samples a rank and step (workload.batch_per_rank)")
+    if "optimizer" not in workload and "trace" not in workload:
+        usual = "sgd" if workload.get("model") == _MODEL else "adamw"
+        workload["optimizer"] = {"name": usual}
+        assumed.append(f"the optimizer: {usual} stands for yours (workload.optimizer)")
     if not {"device", "machine"} & set(cluster):
         is_on_cpu = document.get("ddp", {}).get("backend") == "gloo"
         usual = _FP8_DEVICE if "float8" in workload else _DEVICE

@@ -19,6 +19,7 @@ from ruamel.yaml.reader import ReaderError
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.files import read_given
 from ddpsim.scenario.base import Spec, numbered
+from ddpsim.scenario.yaml_errors import why_no_yaml
 from ddpsim.settings import Setting
 
 KeyPath = tuple[str | int, ...]
@@ -30,14 +31,6 @@ _LARGEST_BYTES = 2**21
 _SHORT = 200  # letters; longer texts are whole scenarios, of which a page sends many
 
 # what the parser's words mean most often
-_YAML_HINTS = {
-    "mapping values are not allowed": "look for uneven indentation or a colon without a space",
-    "expected ',' or": "a bracket is not closed",
-    "expected <block end>": "keys of one level start in the same column",
-    "\\t": "indent with spaces, not tabs",
-    "expected a single document": "keep one scenario a file",
-    "unexpected end of stream": "a quote is not closed",
-}
 
 
 @dataclass
@@ -249,7 +242,7 @@ def _parse(name: str, text: str) -> Any:
     except DuplicateKeyError as error:
         _refuse(_mark(name, error), _duplicate(error))
     except MarkedYAMLError as error:
-        _refuse(_mark(name, error), f"this is not YAML: {_syntax(error)}")
+        _refuse(_mark(name, error), f"this is not YAML: {why_no_yaml(error)}")
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         _refuse(f"{name}:{line}", "this is not YAML: a control character stands in this line")
@@ -257,15 +250,6 @@ def _parse(name: str, text: str) -> Any:
         _refuse(name, "this is nested too deeply for a scenario")
     except (YAMLError, ValueError):  # from int() and date()
         _refuse(name, "this is not YAML: one of its numbers or dates cannot be read")
-
-
-def _syntax(error: MarkedYAMLError) -> str:
-    """What the parser says, on one line, with where the thing began and what it often means."""
-    problem = " ".join(f"{error.context or ''} {error.problem or ''}".split())
-    began, ended = error.context_mark, error.problem_mark
-    since = f" (it began in line {began.line + 1})" if began and ended.line > began.line else ""
-    hint = next((f"; {hint}" for words, hint in _YAML_HINTS.items() if words in problem), "")
-    return f"{problem}{since}{hint}"
 
 
 def _mark(name: str, error: MarkedYAMLError) -> str:

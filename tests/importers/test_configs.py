@@ -294,6 +294,11 @@ def test_a_key_is_read_or_named(program: Any, more: dict[str, Any]) -> None:
 def test_what_cannot_be_read_is_one_error() -> None:
     for text, message in (
         ("distributed_type: [", "looks like a config, but is no YAML: "),
+        (
+            "distributed_type: FSDP\nmixed_precision: bf16\n  num_machines: 2\n",
+            "x:3: looks like a config, but is no YAML: mapping values are not allowed here; look for "
+            "uneven indentation or a colon without a space$",
+        ),
         ("[training]\nsteps = \n", "looks like a config, but is no TOML: "),
         ("trainer: &a\n  b: *a\n", "has more than 5000 keys"),
     ):

@@ -150,7 +150,7 @@ def test_what_files_tell_is_in_the_scenario(files: Path) -> None:
     assert told("trainer_state.json")["workload"]["batch_per_rank"] == 16
     assert told("nanogpt.log", "nccl.log") == {
         "schema": "ddpsim/1",
-        "workload": {"model": "gpt2", "batch_per_rank": 32},
+        "workload": {"model": "gpt2", "batch_per_rank": 32, "optimizer": {"name": "adamw"}},
         "cluster": {
             "nccl": "2.19.3",
             "nodes": 2,
@@ -188,12 +188,20 @@ def test_the_command_writes_a_scenario(
     files: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    done = cli("import", "nanogpt.log", "nccl.log", "-o", "job/scenario.yaml")
+    asked = ("import", "nanogpt.log", "nccl.log", "-o", "job/scenario.yaml")
+    assert "there is no folder job" in cli(*asked).err
+    Path("job").mkdir()
+    done = cli(*asked)
     assert (done.code, done.err) == (0, "")
     diagnose = "ddpsim diagnose job/scenario.yaml --measured '245 ms' --nccl-log nccl.log"
     assert diagnose in " ".join(done.out.split())
     assert ddpsim.load_scenario("job/scenario.yaml").cluster.nodes == 2
-    assert "# assumed: the device" in Path("job/scenario.yaml").read_text()
+    written = Path("job/scenario.yaml").read_text()
+    assert "# assumed: the device" in written
+    assert "# assumed: the optimizer: adamw stands for yours" in written
+    again = cli(*asked)
+    assert again.code == 2
+    assert "job/scenario.yaml exists already; name another file" in again.err
     assert "ddpsim import fr.pkl -o scenario.yaml" in cli("import", "fr.pkl").out
     alone = cli("import", "nccl.log", "-o", "alone.yaml").out
     assert "ddpsim diagnose alone.yaml --measured 'STEP TIME' --nccl-log nccl.log" in alone

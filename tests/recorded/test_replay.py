@@ -143,7 +143,7 @@ def test_a_clock_of_its_own_changes_nothing(real: Path, tmp_path: Path) -> None:
 
 def test_the_scenario_of_a_replay_can_be_changed(cli: Cli, real: Path, tmp_path: Path) -> None:
     """What-ifs on that very job: one bucket a parameter sends more, and smaller ones."""
-    scenario = tmp_path / "job" / "scenario.yaml"
+    scenario = tmp_path / "scenario.yaml"
     told = cli("replay", str(real), "-o", str(scenario))
     assert (told.code, told.err) == (0, "")
     assert "2 ranks, 3 steps" in told.out

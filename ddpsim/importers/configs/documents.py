@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.configs.programs import PROGRAMS
 from ddpsim.importers.configs.read import Config, flat, read_config
+from ddpsim.scenario.yaml_errors import why_no_yaml
 
 LARGEST_CONFIG = 2**20
 _TOML = re.compile(r"^\[(?:training|model|parallelism|job)\]", re.MULTILINE)
@@ -31,6 +32,10 @@ def config_text(name: str, text: str) -> Config | None:
         document = _toml(text) if is_toml else YAML(typ="safe", pure=True).load(text)
     except ImportError:
         raise ImportFailedError(name, "is TOML, which Python reads from 3.11 on") from None
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        told = f"looks like a config, but is no YAML: {why_no_yaml(error)}"
+        raise ImportFailedError(name, told, line) from None
     except (YAMLError, ValueError, RecursionError) as error:
         kind = "TOML" if is_toml else "YAML"
         said = " ".join(str(error).split())[:200]

@@ -43,7 +43,7 @@ def test_a_negative_time_is_refused_as_the_record_is_read(tmp_path: Path, key: s
 
 
 def test_a_record_must_name_its_schema(tmp_path: Path) -> None:
-    with pytest.raises(ImportFailedError, match=r"is no ddpsim\.record/1 .*: schema: Field req"):
+    with pytest.raises(ImportFailedError, match=r"is no ddpsim\.record/1 .*: schema: is missing"):
         _loaded(tmp_path, gloo_record(), lambda document: document.pop("schema"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from clusters.profiles import fitted, profile
 
 import ddpsim
 from ddpsim.cluster.fitted.network import network_from_profile
-from ddpsim.errors import ScenarioError
-from ddpsim.importers.profiles.cluster import (
-    ClusterProfile,
-)
+from ddpsim.errors import ImportFailedError, ScenarioError
+from ddpsim.importers.profiles.cluster import ClusterProfile, read_cluster_profile
 from ddpsim.prediction.resolve import resolve
+from ddpsim.scenario.quantity import SourceFile
 
 GBIT = {"bandwidth": "1 Gbit/s", "latency": "0 s"}
 
@@ -150,6 +150,13 @@ def test_a_profile_that_does_not_fit_is_an_error(
     with pytest.raises(ScenarioError) as caught:
         predict(changes)
     assert message in str(caught.value)
+
+
+def test_a_profile_must_name_its_schema(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({key: each for key, each in profile().items() if key != "schema"}))
+    with pytest.raises(ImportFailedError, match="is no ddpsim.profile/1 .*: schema: is missing"):
+        read_cluster_profile(SourceFile(str(path), path))
 
 
 def test_a_network_stated_in_part_is_the_presets_beside_a_profile(predict: Any) -> None:
