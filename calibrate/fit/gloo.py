@@ -36,6 +36,7 @@ from ddpsim.units import format_duration
 
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
 _GRID = 50
+NO_LIMIT = 1e11  # bytes a second between ranks of one host: more than its memory carries (assumed)
 _SMALL_BYTES = 32_768
 _STALLED = 2.0  # mean over median; 1.1 where each rank has cores enough (our testbeds)
 LEAST_SIZES = 5  # of messages: as many as there are figures
@@ -53,14 +54,17 @@ _STARTS = (
 
 @dataclass(frozen=True)
 class _Wire:
-    """Where the wire's figure is searched: beyond 1, if the line rate is stated."""
+    """Where the wire's figure is searched: beyond 1, if the line rate is stated.
+
+    Without one it is searched in the fastest rate that was seen, up to what no host carries.
+    """
 
     line_rate: float
     is_stated: bool
 
     @property
     def least(self) -> float:
-        return 1.0 if self.is_stated else 0.0
+        return 1.0 if self.is_stated else self.line_rate / NO_LIMIT
 
     @property
     def scale(self) -> float:
@@ -231,16 +235,21 @@ def _described(solution: Solution, wire: _Wire) -> GlooRing:
     values[_REDUCE] = solution.values[_REDUCE]  # a rate divides by it
     if wire.is_stated:
         return _model(values, wire, solution.stderr)
-    stretch = solution.values[_WIRE]
+    stretch = solution.values[_WIRE] + wire.least
     scale = np.array([1.0, 1.0, 1.0, 1 / stretch, 1 / stretch])
     stderr = solution.stderr * scale
     values *= scale
-    values[_WIRE], stderr[_WIRE] = 1.0, np.nan
-    return _model(values, _Wire(wire.line_rate / stretch, is_stated=False), stderr)
+    values[_WIRE], stderr[_WIRE] = 0.0, np.nan
+    return _model(values, _Wire(wire.line_rate / stretch, is_stated=True), stderr)
 
 
 def _warnings(solution: Solution, samples: Sequence[Sample], wire: _Wire) -> Iterator[str]:
-    if not wire.is_stated:
+    if not wire.is_stated and solution.at_bound[_WIRE]:
+        yield (
+            "not enough data for the line rate: the messages are too short to tell of it; measure "
+            "larger ones (--time-budget-s), or state --line-rate"
+        )
+    elif not wire.is_stated:
         yield (
             "the links' line rate is not known: the payload's rate was fitted in its place, and "
             "holds for this machine alone"
@@ -253,7 +262,9 @@ def _warnings(solution: Solution, samples: Sequence[Sample], wire: _Wire) -> Ite
     for i, name in enumerate(_NAMES):
         if solution.at_bound[i] and i == _REDUCE:
             yield "not enough data for reduce rate: adding is always hidden behind the wire"
-        elif solution.at_bound[i] and i != _BURST:  # without a shaper there is no burst
+        elif (
+            solution.at_bound[i] and i != _BURST and (i != _WIRE or wire.is_stated)
+        ):  # without a shaper there is no burst
             yield f"{name} is at its bound"
         elif not solution.at_bound[i] and np.isnan(solution.stderr[i]):
             yield f"not enough data for {name}"

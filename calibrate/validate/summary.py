@@ -54,7 +54,11 @@ def headlines(validation: Validation) -> Iterator[str]:
     if validation.figures:
         yield from _lines(validation.figures)
     if validation.oversubscribed:
-        yield from (f"OVERSUBSCRIBED: {line}" for line in _lines(validation.oversubscribed))
+        yield (
+            "OVERSUBSCRIBED, counted apart: ranks that share cores, fewer than two a rank. Their "
+            "compute and gloo's threads take turns, which is not modelled"
+        )
+        yield from (f"    {line}" for line in _lines(validation.oversubscribed))
 
 
 def _lines(f: Figures) -> Iterator[str]:

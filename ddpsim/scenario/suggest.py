@@ -95,8 +95,8 @@ def in_own_words(details: ErrorDetails) -> str:
         meant = _OTHER_NAMES.get(squashed(str(value)), "")
         meant = meant if meant in wanted else str(value)
         hint = did_you_mean(meant, wanted) if len(wanted) > 1 else ""
-        said = "nothing is given" if value is None else f"{got} is unknown"
-        return f"{said}.{hint} Wanted: {', '.join(wanted)}"
+        wrong = "nothing is given" if value is None else f"{got} is unknown"
+        return f"{wrong}.{hint} Wanted: {', '.join(wanted)}"
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
         return f"{got} is out of range: wanted {words} {context[bound]:.15g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import hypot, log, log2, sqrt
 
@@ -31,6 +31,7 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
+from ddpsim.wording import counted
 
 # of NCCL's times on ranks that were not measured, beside the draws' own spread: where the model is
 # wrong, and what each doubling of the ranks adds, with other switches and other jobs, as a random
@@ -58,7 +59,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     law = _law(profile, cluster, half=half)
     cost = _corrected(profile, law, cluster, rate)
     measured = frozenset({"all_reduce", *(operation for operation, _ in cost.others)})
-    warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
+    warnings = (*_of_the_fit(cluster, profile), *_warnings(cluster, profile, rate))
     found = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
     return Network(
@@ -247,6 +248,14 @@ def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
 def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
     """Whether these ranks are on several nodes, and none that were measured."""
     return cluster.nodes > 1 and all(nodes == 1 for nodes, _ in profile.valid.layouts)
+
+
+def _of_the_fit(cluster: Cluster, profile: ClusterProfile) -> Iterator[str]:
+    """The first of a profile's own warnings, and where all are told."""
+    first, more = profile.warnings[:1], len(profile.warnings) - 1
+    file = cluster.profile.given if cluster.profile else "PROFILE"
+    told = f"; its fit has {counted(more, 'more warning')}: python -m calibrate show {file}"
+    yield from (f"profile {profile.name}: {said}{told if more else ''}" for said in first)
 
 
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:

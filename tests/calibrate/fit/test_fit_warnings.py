@@ -19,12 +19,14 @@ from measured.made_measurements import (
     made_samples,
 )
 
+from calibrate.fit.gloo import NO_LIMIT
 from calibrate.fit.next_measurement import Target, show_next
 from calibrate.fit.profile import fit_all_reduce, fit_logs, fit_profile, samples_of_logs
 from calibrate.fit.samples import FitError, Sample
 from calibrate.fit.show import data_loaders, residual_table, show, write_residual_figure
 from calibrate.records.record import Measurement
 from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.importers.profiles.cluster import GlooRing
 
 
 def test_one_layout_is_usable_and_says_what_it_does_not_hold() -> None:
@@ -56,6 +58,18 @@ def test_one_line_rate_and_a_reduction_that_never_shows() -> None:
         ),
         "not enough data for reduce rate: adding is always hidden behind the wire",
     )
+
+
+def test_short_messages_tell_no_line_rate() -> None:
+    """Of latency alone: no rate is shown, and the model has none beyond what a host carries."""
+    truth = gloo_ring(queue=5e-3, wire=1.0, burst=0.0, line_rate=1e14)
+    samples = made_samples(truth, [(1, 2)], [2**k for k in range(12, 17)], noise=0.05)
+    fit = fit_all_reduce(samples, "gloo")
+    assert fit.warnings[0].startswith("not enough data for the line rate: the messages are too")
+    assert isinstance(fit.model, GlooRing)
+    assert fit.model.line_rate_bytes_per_s == pytest.approx(NO_LIMIT, rel=1e-3)
+    profile = fit_profile([gloo_record()], "short").model_copy(update={"all_reduce": fit.model})
+    assert re.search(r"line rate +no limit seen", show(profile))
 
 
 def test_gloo_at_its_bounds() -> None:

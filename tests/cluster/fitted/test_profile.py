@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,18 @@ def test_a_profile_that_does_not_fit_is_an_error(
     assert message in str(caught.value)
 
 
+def test_one_line_tells_of_a_fit(predict: Any) -> None:
+    """The first warning, and where the others are told."""
+    (one,) = predict({"warnings": ["not enough data for queue"]}, inter_node=GBIT).warnings
+    assert one == "profile two hosts: not enough data for queue"
+    (more,) = predict({"warnings": ["a", "b", "c"]}, inter_node=GBIT).warnings
+    assert re.search(r"a; its fit has 2 more warnings: python -m calibrate show .*json$", more)
+
+
 def test_a_profile_must_name_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({key: each for key, each in profile().items() if key != "schema"}))
-    with pytest.raises(ImportFailedError, match="is no ddpsim.profile/1 .*: schema: is missing"):
+    with pytest.raises(ImportFailedError, match=r"is no ddpsim.profile/1 .*: schema: is missing"):
         read_cluster_profile(SourceFile(str(path), path))
 
 
