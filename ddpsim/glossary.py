@@ -248,7 +248,8 @@ in place of a ring's N-1, from NCCL 2.23 on. docs/explanation/nccl.md.""",
     "perfect overlap": """\
 The step if all communication were hidden as far as it can be: the longer of compute and
 communication. No overlap: their sum. Compute only: without communication, with a rank's own part of
-a sharded optimizer. `ddpsim run --verbose` shows the three for comparison.""",
+a sharded optimizer. All leave out the strategy's copies and hooks (most of `other`).
+`ddpsim run --verbose` shows the three for comparison.""",
     "warm-up": """\
 The first iterations, which differ from the others: before DDP has rebuilt its buckets nothing
 overlaps. The step time leaves them out.""",

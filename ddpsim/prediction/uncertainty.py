@@ -124,6 +124,9 @@ def _of_launches(job: Job) -> Uncertainty:
     return COMPILED_HOST if compiled else HOST
 
 
+_OF_HOSTS = ", the median of published hosts of such GPUs (docs/validation.md, section 3)"
+
+
 def host_provenance(job: Job) -> Iterator[Provenance]:
     """What the host is taken to need, where a step may come to wait for it."""
     device, compiled = job.scenario.cluster.device, job.model.is_compiled
@@ -131,7 +134,8 @@ def host_provenance(job: Job) -> Iterator[Provenance]:
         return
     launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
     both = format_duration(device.launch_s + device.operator_s)
-    eager = f"{both} an operator of the model, {launch} of them a launch"
+    told = _OF_HOSTS if trust == "published" else ""
+    eager = f"{both} an operator of the model{told}, {launch} of them a launch"
     yield Provenance("host time", f"{launch} a kernel" if compiled else eager, trust)
 
 

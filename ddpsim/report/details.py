@@ -60,12 +60,15 @@ def sources(result: Result) -> Iterator[str]:
         yield from _estimate(result.estimate)
 
 
+_WITHOUT = "without copies and hooks"
+
+
 def _baselines(result: Result) -> Iterator[str]:
     naive = result.baselines_s
     if result.is_disturbed:
-        yield "  for comparison, of equal ranks that wait for nothing else:"
+        yield f"  for comparison, of equal ranks that wait for nothing else, {_WITHOUT}:"
     yield from indented(
-        f"{'  ' if result.is_disturbed else 'for comparison: '}"
+        f"{'  ' if result.is_disturbed else f'for comparison, {_WITHOUT}: '}"
         f"compute only {format_duration(naive.compute_only)}, "
         f"perfect overlap {format_duration(naive.perfect_overlap)}, "
         f"no overlap {format_duration(naive.no_overlap)}"

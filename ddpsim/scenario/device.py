@@ -149,13 +149,17 @@ class Device(Spec):
             return "measured"
         return "published" if self.published_steps.get(rate) else "assumed"
 
-    def launching_trust(self, *, compiled: bool) -> Literal["measured", "stated", "assumed"]:
-        """What the host's times rest on: of eager code an operator's, of compiled a launch's."""
+    def launching_trust(
+        self, *, compiled: bool
+    ) -> Literal["measured", "published", "stated", "assumed"]:
+        """What the host's times rest on: of eager code an operator's, of compiled a launch's.
+
+        A preset has the median of published hosts for an operator, and an assumption for a launch.
+        """
         key = "launch_s" if compiled else "operator_s"
-        if self.measured and key in self.sources:
-            return "measured"
-        stated = key in self.model_fields_set and key not in self.sources
-        return "stated" if stated else "assumed"
+        if key in self.sources:
+            return "measured" if self.measured else "assumed" if compiled else "published"
+        return "stated" if key in self.model_fields_set else "assumed"
 
     def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
         """Fraction of the peak rate that is reached in training."""

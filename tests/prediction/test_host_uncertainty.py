@@ -42,7 +42,12 @@ LINKS = (
 @pytest.mark.parametrize(
     ("settings", "sigma", "basis", "said"),
     [
-        ((), 0.41, "16 measured hosts", ("assumed", "30.0 us an operator")),
+        (
+            (),
+            0.41,
+            "16 measured hosts",
+            ("published", "30.0 us an operator"),
+        ),
         (("workload.compile=true",), 0.50, "compiled code's", ("assumed", "5.00 us a kernel")),
         (
             (f"cluster.device={{{DEVICE}}}", *LINKS),

@@ -213,7 +213,7 @@ def test_a_presets_figures_may_be_changed() -> None:
     assert usual.efficiency_trust("fp16") == changed.efficiency_trust("fp16") == "published"
     slower = device({"preset": "h100", "memory_bandwidth": "2 TB/s"})
     assert slower.efficiency_trust("fp16") == "assumed"
-    assert usual.launching_trust(compiled=False) == "assumed"
+    assert usual.launching_trust(compiled=False) == "published"
     assert changed.launching_trust(compiled=False) == "stated"
     assert changed.launching_trust(compiled=True) == "assumed"
 
