@@ -268,7 +268,7 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent])
     if not sizes or (links and share < 0.5):
         return network
     if links:
-        return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
+        return replace(network, uncertainty=links.uncertainty, limit=links.limit)
     if share > _TELLING:
         network = replace(network, uncertainty=at_least(EXTRAPOLATED_LOG, cost.log))
     known = f"measured in {cost.log.source}"
@@ -282,7 +282,7 @@ def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -
     return Network(
         cost=_log_cost(log, beyond, measured, scenario),
         uncertainty=checked.uncertainty,
-        bottleneck=f"the network as measured in {log.source}",
+        limit=f"the network as measured in {log.source}",
         provenance=(
             Provenance("all-reduce time", checked.source, "imported"),
             *(beyond.provenance if beyond else ()),

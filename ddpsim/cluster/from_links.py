@@ -89,7 +89,7 @@ def network_from_links(scenario: Scenario) -> Network:
         uncertainty=known.usual,
         by_size=known.by_size,
         of_shards=known.of_shards,
-        bottleneck=bottleneck(cluster, wires, _slowest(wires, cost)),
+        limit=lambda: bottleneck(cluster, wires, _slowest(wires, cost)),
         provenance=(
             *link_provenance(
                 cluster,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
@@ -57,6 +58,7 @@ NO_TRAFFIC = Traffic()
 class Network:
     """The cost model of a cluster, how wrong it may be, and its sources.
 
+    `limit`: what limits large messages, in words, or what tells it once somebody asks.
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
@@ -69,7 +71,7 @@ class Network:
 
     cost: CollectiveCost
     uncertainty: Uncertainty | None
-    bottleneck: str
+    limit: str | Callable[[], str]
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
     interference: Uncertainty | None = None
@@ -82,6 +84,11 @@ class Network:
     measured: frozenset[Operation] = frozenset({"all_reduce"})
     shard_logs: Uncertainty | None = None
     derived: Derived = ()
+
+    @cached_property
+    def bottleneck(self) -> str:
+        """What limits large messages, in words."""
+        return self.limit if isinstance(self.limit, str) else self.limit()
 
     def of(self, group: str) -> Network:
         """That of a group of ranks, or of all."""

@@ -7,7 +7,7 @@ all ranks leave together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -97,7 +97,7 @@ class RingTransfer:
     steps: int
     busy_ns: tuple[int, ...]
     latency_ns: tuple[int, ...]
-    interference: Interference = NO_INTERFERENCE
+    interference: Interference = field(default=NO_INTERFERENCE, hash=False)  # slow to hash
     start_ns: int = 0
     turns: int = 2
 
@@ -118,8 +118,8 @@ class WholeTransfer:
 
     latency_ns: int
     transfer_ns: int
-    link_share: Fraction = Fraction(1)
-    interference: Interference = NO_INTERFERENCE
+    link_share: Fraction = field(default=Fraction(1), hash=False)
+    interference: Interference = field(default=NO_INTERFERENCE, hash=False)  # slow to hash
     burst_ns: int = 0
     wire_ns: int | None = None
 
@@ -140,7 +140,7 @@ class ScheduledTransfer:
     algorithm: str
     paths: Paths
     size_bytes: int
-    interference: Interference = NO_INTERFERENCE
+    interference: Interference = field(default=NO_INTERFERENCE, hash=False)  # slow to hash
     start_ns: int = 0
 
     def schedule(self) -> Schedule:

@@ -59,6 +59,8 @@ def first_rank(node: int, usual: int, smaller: Sequence[tuple[int, int]]) -> int
 
     `usual`: ranks of a node; `smaller`: nodes with fewer, and their ranks.
     """
+    if not smaller:
+        return node * usual
     return node * usual - sum(usual - size for other, size in smaller if other < node)
 
 

@@ -206,7 +206,7 @@ def test_standard_deviations_by_size(
     network = Network(
         cost=SingleRankCost(),
         uncertainty=known.usual,
-        bottleneck="",
+        limit="",
         provenance=(),
         by_size=known.by_size,
         of_shards=known.of_shards,

@@ -86,10 +86,15 @@ def ring_hops_ns(paths: Paths, size_bytes: int) -> tuple[tuple[int, ...], tuple[
 
     Of the ranks of one node, where all nodes are alike.
     """
-    links, chunk = ring(paths), ceil(size_bytes / paths.ranks)
-    taken_ns = {link: (leaving_ns(link, chunk), step_ns(link, chunk)) for link in set(links)}
-    busy_ns = tuple(taken_ns[link][0] for link in links)
-    return busy_ns, tuple(taken_ns[link][1] - taken_ns[link][0] for link in links)
+    chunk, before = ceil(size_bytes / paths.ranks), None
+    busy_ns, latency_ns = list[int](), list[int]()
+    for link in ring(paths):
+        if link is not before:
+            before, leaves_ns = link, leaving_ns(link, chunk)
+            arrives_ns = step_ns(link, chunk)
+        busy_ns.append(leaves_ns)
+        latency_ns.append(arrives_ns - leaves_ns)
+    return tuple(busy_ns), tuple(latency_ns)
 
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:

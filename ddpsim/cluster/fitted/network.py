@@ -81,7 +81,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         by_size=_by_size(cluster, profile, law, rate),
         measured_bytes=profile.valid.size_bytes,
         measured=measured,
-        bottleneck=f"the network as calibrated in {profile.name}",
+        limit=f"the network as calibrated in {profile.name}",
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,

@@ -103,8 +103,7 @@ class NcclCost:
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
-        unstretched = self if self.time_factor == 1 else replace(self, time_factor=1.0)
-        return _as_sent(unstretched, operation, size_bytes).choice
+        return self._as_sent(operation, size_bytes).choice
 
     def tuned(self, size_bytes: int, operation: Operation) -> Choice:
         """What NCCL's tuner estimates to be the fastest; it does not know a stated latency."""
@@ -119,7 +118,12 @@ class NcclCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        return _transfer(self, operation, size_bytes)
+        return _search(self, operation).transfer(self._as_sent(operation, size_bytes))
+
+    def _as_sent(self, operation: Operation, size_bytes: int) -> _Sent:
+        """How a message is sent: with any time factor alike."""
+        unstretched = self if self.time_factor == 1 else replace(self, time_factor=1.0)
+        return _search(unstretched, operation).as_sent(size_bytes)
 
     def stretched(self, factor: float) -> NcclCost:
         """See CollectiveCost."""
@@ -299,32 +303,17 @@ class _Sent(NamedTuple):
     cuts: Cut
 
 
-@lru_cache(maxsize=4096)
-def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
-    """NCCL's choice, but no slower than a larger message, or than half of it twice.
+class _Search:
+    """How messages of each size are sent, and what each costs; none is asked twice.
 
-    Which message NCCL sends otherwise is not known exactly, nor is its tuner's table that of these
-    links. Assumed: where a larger message takes less, a message goes as that one does, in its time;
-    and where a message of half the bytes or more is sent in a faster way, it is sent in this way.
-    NCCL 2.4 has thresholds, which are known.
-    """
-    band, larger = bisect_left(_BANDS_BYTES, size_bytes), _larger(cost, operation)
-    own = larger.tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
-    if operation in ("broadcast", "reduce") or cost.graph.minor <= LAST_WITHOUT_TUNER:
-        return own
-    return larger.fastest(band, own)
-
-
-class _Larger:
-    """The smallest messages of bands, all but the first; a band's others take more.
-
-    Each is priced once, as soon as somebody asks, and none whose bytes alone take longer than what
-    is known: a ring has its steps over its slowest link, others at least a part of the bytes over
-    the fastest.
+    Larger ones are searched by the smallest of each band, all but the first, as a band's others
+    take more. None is priced whose bytes alone take longer than what is known: a ring has its steps
+    over its slowest link, others at least a part of the bytes over the fastest.
     """
 
     def __init__(self, cost: NcclCost, operation: Operation) -> None:
         self._cost, self._operation = cost, operation
+        self._found: dict[int, _Sent] = {}  # how messages of each size are sent
         self._sent: dict[int, _Sent] = {}
         self._transfers: dict[_Sent, Transfer] = {}
         self._choices: dict[int, Choice] = {}
@@ -340,14 +329,31 @@ class _Larger:
             self._ring_ns_per_byte if is_ring else min(other, self._ring_ns_per_byte)
         )
 
-    def fastest(self, band: int, own: _Sent) -> _Sent:
+    def as_sent(self, size_bytes: int) -> _Sent:
+        """NCCL's choice, but no slower than a larger message, or than half of it twice.
+
+        Which message NCCL sends otherwise is not known exactly, nor is its tuner's table that of
+        these links. Assumed: where a larger message takes less, a message goes as that one does, in
+        its time; and where a message of half the bytes or more is sent in a faster way, it is sent
+        in this way. NCCL 2.4 has thresholds, which are known.
+        """
+        if size_bytes not in self._found:
+            band = bisect_left(_BANDS_BYTES, size_bytes)
+            own = self._tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
+            is_plain = self._operation in ("broadcast", "reduce")
+            if not is_plain and self._cost.graph.minor > LAST_WITHOUT_TUNER:
+                own = self._fastest(band, own)
+            self._found[size_bytes] = own
+        return self._found[size_bytes]
+
+    def _fastest(self, band: int, own: _Sent) -> _Sent:
         """A message of this band as the tuner has it or half of it, or a larger that takes less."""
         best_ns, best = self._taken_ns(own), own
         is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
         for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
             if self._choice(like_bytes)[:2] == best.choice[:2]:
                 continue
-            sent = self.tuned(own.size_bytes, like_bytes)
+            sent = self._tuned(own.size_bytes, like_bytes)
             if (taken_ns := self._taken_ns(sent)) < best_ns:
                 best_ns, best = taken_ns, sent
         for later in range(band + 1, len(_BANDS_BYTES)):
@@ -370,7 +376,7 @@ class _Larger:
 
     def _of_band(self, band: int, size_bytes: int) -> _Sent:
         if band not in self._sent:
-            self._sent[band] = self.tuned(size_bytes, _BANDS_BYTES[band])
+            self._sent[band] = self._tuned(size_bytes, _BANDS_BYTES[band])
         return self._sent[band]
 
     def _choice(self, size_bytes: int) -> Choice:
@@ -378,7 +384,7 @@ class _Larger:
             self._choices[size_bytes] = self._cost.tuned(size_bytes, self._operation)
         return self._choices[size_bytes]
 
-    def tuned(self, size_bytes: int, like_bytes: int) -> _Sent:
+    def _tuned(self, size_bytes: int, like_bytes: int) -> _Sent:
         """A message sent as the tuner sends one of `like_bytes`."""
         choice = self._choice(like_bytes)
         return _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
@@ -388,16 +394,5 @@ class _Larger:
 
 
 @lru_cache(maxsize=256)
-def _larger(cost: NcclCost, operation: Operation) -> _Larger:
-    return _Larger(cost, operation)
-
-
-@lru_cache(maxsize=4096)
-def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
-    """A step asks for the same sizes again and again."""
-    # the same choice, and its search once for all
-    unstretched = cost if cost.time_factor == 1 else replace(cost, time_factor=1.0)
-    sent = _as_sent(unstretched, operation, size_bytes)
-    if cost is unstretched:
-        return _larger(cost, operation).transfer(sent)
-    return cost.sent(sent.choice, sent.size_bytes, operation, sent.cuts)
+def _search(cost: NcclCost, operation: Operation) -> _Search:
+    return _Search(cost, operation)

@@ -67,12 +67,12 @@ class Graph:
     pats: bool = True
     tree_threshold: int | None = None
 
-    @property
+    @cached_property
     def tables(self) -> Tables:
         """The constants of its version."""
         return tables(self.minor)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Ranks in all."""
         return self.nodes * self.gpus_per_node - self.fewer

@@ -91,10 +91,9 @@ class Host:
         """Of this iteration and each that comes so many later, which take so long."""
         here = self.batches_ns[number]
         for later, batches in enumerate(self.batches_ns[number + every :: every], 1):
-            for moments_ns, later_ns in zip(here, batches, strict=True):
-                asked, come = (
-                    b - a - later * length_ns for a, b in zip(moments_ns, later_ns, strict=True)
-                )
-                if (asked or come) if waited else come > 0:
+            shift_ns = later * length_ns
+            for (asked_ns, come_ns), (asked, come) in zip(here, batches, strict=True):
+                late_ns = come - come_ns - shift_ns
+                if late_ns > 0 or (waited and (late_ns or asked - asked_ns != shift_ns)):
                     return False
         return True
