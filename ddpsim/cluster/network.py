@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -71,7 +71,7 @@ class Network:
 
     cost: CollectiveCost
     uncertainty: Uncertainty | None
-    limit: str | Callable[[], str]
+    limit: str | Callable[[], str] = field(compare=False)
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
     interference: Uncertainty | None = None

@@ -12,8 +12,8 @@ from ddpsim.engine.compiled import Part
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.evaluator import Evaluator
 from ddpsim.engine.fast.host import Host
-from ddpsim.result.timeline import Kind, RankTimeline, Span
-from ddpsim.strategies.instructions import Communicate
+from ddpsim.result.timeline import RankTimeline, Span
+from ddpsim.strategies.instructions import Communicate, Compute
 
 PER_MILLE = 1000
 
@@ -157,49 +157,39 @@ class Lane(Evaluator):
         self._factor = slowdown[min(number, len(slowdown) - 1)] if slowdown else None
         self._waited = False
         if self._stalls_ns and self._stalls_ns[number]:
-            self._compute("stall", self._host_ns, self._stalls_ns[number])
+            self._do([(0, Compute("stall", 0, self._stalls_ns[number]))], None, blocks=False)
         self._evaluate(step.parts, step.last_ns)
 
     def _work(self, part: Part) -> None:
-        factor = self._factor
-        if factor is None and self._goes_through(part):
-            self._stream_ns += part.device_ns
-            if self._tells:
-                self._tell(part)
-            return
-        for offset_ns, work in part.works:
-            work_ns = work.device_ns
-            if work_ns or self._blocks:
-                scaled_ns = work_ns if factor is None else round(work_ns * factor)
-                self._compute(work.kind, self._host_ns + offset_ns, scaled_ns, work.names)
-            if self._blocks:
-                self._host_ns = self._stream_ns
-
-    def _goes_through(self, part: Part) -> bool:
-        """Whether works follow each other without a wait, and nothing slows them."""
-        now_ns = self._stream_ns
-        if self._blocks or now_ns < self._host_ns + part.works[-1][0]:
-            return False
-        return not self._slow or self._slow[0].start_ns >= now_ns + part.device_ns
-
-    def _tell(self, part: Part) -> None:
-        """The spans of works that end now."""
-        now_ns, spans = self._stream_ns - part.device_ns, self.timeline.compute
-        for _, (kind, _, work_ns, names) in part.works:
-            if work_ns:
-                spans.append(Span(kind, now_ns, now_ns := now_ns + work_ns, names))
-
-    def _compute(
-        self, kind: Kind, launched_ns: int, work_ns: int, names: tuple[str, ...] = ()
-    ) -> None:
-        self._launch(launched_ns)
-        start_ns = self._stream_ns
-        if self._slow and self._slow[0].start_ns < start_ns + work_ns:
-            self._come_to(work_end_ns(start_ns, work_ns, self._slow))
+        now_ns, slow = self._stream_ns, self._slow
+        waits = now_ns < self._host_ns + part.works[-1][0]
+        if waits or self._tells or self._blocks or self._factor is not None:
+            self._do(part.works, self._factor, blocks=self._blocks)
+        elif slow and slow[0].start_ns < now_ns + part.device_ns:
+            self._do(part.works, None, blocks=False)
         else:
-            self._stream_ns = start_ns + work_ns
-        if work_ns and self._tells:
-            self.timeline.compute.append(Span(kind, start_ns, self._stream_ns, names))
+            self._stream_ns += part.device_ns
+
+    def _do(
+        self, works: Iterable[tuple[int, Compute]], factor: float | None, *, blocks: bool
+    ) -> None:
+        """Works one after the other; where it `blocks` the host launches each after the last."""
+        now_ns, host_ns, spans = self._stream_ns, self._host_ns, self.timeline.compute
+        for offset_ns, (kind, _, usual_ns, names) in works:
+            if not (usual_ns or blocks):
+                continue
+            if now_ns < host_ns + offset_ns:
+                now_ns, self._waited = host_ns + offset_ns, True
+            work_ns = usual_ns if factor is None else round(usual_ns * factor)
+            start_ns, now_ns = now_ns, now_ns + work_ns
+            if self._slow and self._slow[0].start_ns < now_ns:
+                self._come_to(work_end_ns(start_ns, work_ns, self._slow))
+                now_ns = self._stream_ns
+            if work_ns and self._tells:
+                spans.append(Span(kind, start_ns, now_ns, names))
+            if blocks:
+                host_ns = now_ns
+        self._stream_ns, self._host_ns = now_ns, host_ns
 
     def _join(self, part: Part, launched_ns: int) -> int:
         launched: Any = part.first
