@@ -104,9 +104,9 @@ class SlowPeriods:
 
         Lanes are the ranks of `sums`.
         """
-        edge_ns, factor = self._pace(lanes, now_ns)
-        if factor is None:
+        if not self._periods:
             return now_ns + sums.of(works_ns, PER_MILLE)[lanes]
+        edge_ns, factor = self._pace(lanes, now_ns)
         ends_ns = sums.last_ns(works_ns, factor, lanes, now_ns)
         crosses = np.flatnonzero(ends_ns > edge_ns)
         place, ranks = crosses, among(lanes, crosses)
@@ -118,8 +118,7 @@ class SlowPeriods:
             ends_ns[place] = now_ns
             more = np.flatnonzero(done + 1 < len(works_ns))
             ranks, (place, done, now_ns) = among(ranks, more), _of(more, place, done + 1, now_ns)
-            edge_ns, factor = self._pace(ranks, now_ns)
-            paces = np.full(len(place), float(PER_MILLE)) if factor is None else factor
+            edge_ns, paces = self._pace(ranks, now_ns)
             begun_ns = now_ns - sums.before(works_ns, paces, ranks, done)
             last_ns = sums.last_ns(works_ns, paces, ranks, begun_ns)
             ends_ns[place] = last_ns
@@ -136,17 +135,20 @@ class SlowPeriods:
         `now_ns`: when they can begin; `launched_ns`: a work begins no earlier, [lanes or 1, works];
         None: all were launched before. Also says which lanes have waited for a launch, if any may.
         """
+        if not self._periods:
+            done_ns, late = _in_turn(now_ns, works_ns, launched_ns)
+            return done_ns[:, -1], late
         ends_ns = np.empty_like(now_ns)
         place: _Lanes = _ALL
         waited = None if launched_ns is None else np.zeros(len(now_ns), dtype=bool)
         while True:
             edge_ns, factor = self._pace(lanes, now_ns)
-            paced_ns = works_ns if factor is None else _paced(works_ns, factor[:, np.newaxis])
+            paced_ns = _paced(works_ns, factor[:, np.newaxis])
             done_ns, late = _in_turn(now_ns, paced_ns, launched_ns)
             ends_ns[place] = done_ns[:, -1]
             if waited is not None:
                 waited[place] |= late
-            if factor is None or not (crosses := np.flatnonzero(done_ns[:, -1] > edge_ns)).size:
+            if not (crosses := np.flatnonzero(done_ns[:, -1] > edge_ns)).size:
                 return ends_ns, waited
             place, lanes = among(place, crosses), among(lanes, crosses)
             if launched_ns is not None:
@@ -167,20 +169,20 @@ class SlowPeriods:
             if launched_ns is not None:
                 launched_ns = np.where(later, launched_ns[:, first:], -np.inf)
 
-    def _pace(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks | None]:
-        """Until when the pace of each lane stays the same, and its factor; None: the usual one."""
+    def _pace(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """Until when each lane's pace stays the same, and its factor; some periods are known."""
         if len(self._periods) > _FEW and now_ns.size <= _CACHED:
             return self._pace_among_many(lanes, now_ns)
-        edge_ns: Ticks | None = None
-        factor: Ticks | None = None
+        edge_ns: Any = np.inf
+        factor: Any = float(PER_MILLE)
         for period in reversed(self._periods):
             start_ns, end_ns, its_factor = period.of(lanes)
             is_ahead, is_begun = end_ns > now_ns, start_ns <= now_ns
             change_ns = np.where(is_begun, end_ns, start_ns)
             pace = np.where(is_begun, its_factor, float(PER_MILLE))
-            edge_ns = np.where(is_ahead, change_ns, np.inf if edge_ns is None else edge_ns)
-            factor = np.where(is_ahead, pace, float(PER_MILLE) if factor is None else factor)
-        return (now_ns if edge_ns is None else edge_ns), factor
+            edge_ns = np.where(is_ahead, change_ns, edge_ns)
+            factor = np.where(is_ahead, pace, factor)
+        return edge_ns, factor
 
     def _pace_among_many(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks]:
         """The same by the first of each lane's periods that is not over."""
@@ -201,44 +203,45 @@ class SlowPeriods:
         now_ns: Ticks,
         work_ns: Ticks,
         edge_ns: Ticks,
-        factor: Ticks | None,
+        factor: Ticks,
     ) -> Ticks:
         """The ends of one work of each lane, over edges; the first edge and the pace are known.
 
         With so many ticks passed at the usual pace, and so many slowed down by one factor, what is
         left is a whole number of ticks less a fraction, or a whole number of thousandths.
         """
-        ends_ns, place = np.empty_like(now_ns), np.arange(len(now_ns))
-        left_ns, slow_ns = work_ns, np.zeros_like(now_ns)
-        slowing, begun_ns, whole_ns = np.full_like(now_ns, PER_MILLE), now_ns, work_ns
+        ends_ns = now_ns + _paced(work_ns, factor)
+        place = np.flatnonzero(ends_ns > edge_ns)
+        lanes = among(lanes, place)
+        begun_ns, whole_ns, now_ns, slowing = _of(place, now_ns, work_ns, edge_ns, factor)
+        passed_ns = now_ns - begun_ns
+        slow_ns = np.where(slowing > PER_MILLE, passed_ns, 0)
+        left_ns = whole_ns - (passed_ns - slow_ns)
         while place.size:
-            is_slow = None if factor is None else factor > PER_MILLE
+            edge_ns, factor = self._pace(lanes, now_ns)
+            is_slow = factor > PER_MILLE
             done_ns = np.floor(slow_ns * PER_MILLE / slowing)  # rounded up to a whole number, if so
             done_ns -= done_ns * slowing > slow_ns * PER_MILLE
             last_ns = now_ns + left_ns - done_ns
-            if factor is None or is_slow is None:
-                ends_ns[place] = last_ns
-                break
-            if (several := is_slow & (slowing > PER_MILLE) & (factor != slowing)).any():
+            if is_slow.any():
+                several = is_slow & (slowing > PER_MILLE) & (factor != slowing)
                 for i in np.flatnonzero(several).tolist():
                     lane = i + lanes.start if isinstance(lanes, slice) else int(lanes[i])
                     one = lane, int(begun_ns[i]), int(whole_ns[i])
                     last_ns[i] = edge_ns[i] = self._end_of_one(*one)
-                is_slow = is_slow & ~several
-            slowing = np.where(is_slow, factor, slowing)
-            thousandths = left_ns * slowing - slow_ns * PER_MILLE
-            last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
+                is_slow &= ~several
+                slowing = np.where(is_slow, factor, slowing)
+                thousandths = left_ns * slowing - slow_ns * PER_MILLE
+                last_ns = np.where(is_slow, now_ns + np.ceil(thousandths / PER_MILLE), last_ns)
             ends_ns[place] = last_ns
             more = np.flatnonzero(last_ns > edge_ns)
             lanes = among(lanes, more)
-            place, edge_ns, is_slow = _of(more, place, edge_ns, is_slow)
-            begun_ns, whole_ns, slowing = _of(more, begun_ns, whole_ns, slowing)
-            now_ns, left_ns, slow_ns = _of(more, now_ns, left_ns, slow_ns)
-            passed_ns = edge_ns - now_ns
+            place, is_slow, slowing = _of(more, place, is_slow, slowing)
+            begun_ns, whole_ns = _of(more, begun_ns, whole_ns)
+            now_ns, edge_ns, left_ns, slow_ns = _of(more, now_ns, edge_ns, left_ns, slow_ns)
+            passed_ns, now_ns = edge_ns - now_ns, edge_ns
             left_ns = left_ns - np.where(is_slow, 0, passed_ns)
             slow_ns = slow_ns + np.where(is_slow, passed_ns, 0)
-            now_ns = edge_ns
-            edge_ns, factor = self._pace(lanes, now_ns)
         return ends_ns
 
     def _end_of_one(self, lane: int, now_ns: int, work_ns: int) -> int:
@@ -260,11 +263,11 @@ def _of(places: _Integers, *figures: Any) -> tuple[Any, ...]:
 
 def _in_turn(
     now_ns: Ticks, paced_ns: Ticks, launched_ns: Ticks | None
-) -> tuple[Ticks, npt.NDArray[np.bool_] | bool]:
+) -> tuple[Ticks, npt.NDArray[np.bool_] | None]:
     """When works end one after the other, [lanes, works], and which lanes waited for a launch."""
     done_ns = paced_ns if paced_ns.shape[1] == 1 else np.cumsum(paced_ns, axis=1)
     if launched_ns is None:
-        return done_ns + now_ns[:, np.newaxis], False
+        return done_ns + now_ns[:, np.newaxis], None
     waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
     begun_ns = np.maximum(now_ns[:, np.newaxis], waits_ns)
     return done_ns + begun_ns, waits_ns[:, -1] > now_ns

@@ -204,9 +204,10 @@ def _each(paces: Ticks) -> list[float]:
     """The values of paces, of which there are hardly ever more than two."""
     if not paces.size:
         return []
-    ends = [float(paces.min()), float(paces.max())]
-    between = paces[(ends[0] < paces) & (paces < ends[1])]
-    return sorted({*ends, *between.tolist()})
+    least, most = float(paces.min()), float(paces.max())
+    if least == most:
+        return [least]
+    return sorted({least, most, *paces[(least < paces) & (paces < most)].tolist()})
 
 
 def _taken_ns(works_ns: Ticks, factors: Ticks, pace: float) -> Ticks:
