@@ -64,6 +64,8 @@ def main() -> None:
     atexit.register(gc.freeze)  # and that goes with the process: a tenth again to search it
     # we use no plugin of pydantic's, which would look for one in every package installed
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # numpy starts a thread for each core, for products of matrices: half of its import
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name, functions in _SELDOM_USED.items():
         import_when_used(name, functions)
     plain = plain_run(sys.argv[1:])

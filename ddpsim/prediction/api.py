@@ -222,7 +222,8 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
     def cost_s(part: str, key: str) -> float:
         """Of what varies over time: the whole run again, without it."""
         calm = getattr(scenario, part).model_copy(update={key: None})
-        without = run(resolve(scenario.model_copy(update={part: calm})).request(), engine)
+        changed = scenario.model_copy(update={part: calm})
+        without = run(resolve(changed, parts=job.parts_for_another).request(), engine)
         return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
 
     if scenario.run.stalls:

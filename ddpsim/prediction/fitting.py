@@ -41,7 +41,7 @@ def ways_to_fit(job: Job, *, same_strategy: bool = False) -> tuple[NextStep, ...
     """
     if job.memory().fits:
         return ()
-    parts, least = job.parts.of_another_question() if job.parts else Parts(), None
+    parts, least = job.parts_for_another or Parts(), None
     for together in _combinations(job, same_strategy=same_strategy):
         ways = [way for way in (_changed(job, each, parts) for each in together) if way]
         fitting = [way for way in ways if way.needs_bytes <= way.device_bytes]

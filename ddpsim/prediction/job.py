@@ -81,6 +81,11 @@ class Job:
     known_steps_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
     known_exposed_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
 
+    @property
+    def parts_for_another(self) -> Parts | None:
+        """What a job that answers another question may be built from."""
+        return self.parts and self.parts.of_another_question()
+
     def step_s(self, **factors: float) -> float:
         """One steady step without jitter, with factors as `calm_request` takes them."""
         return self.steps_s([factors])[0]
@@ -257,6 +262,10 @@ class Job:
 
     def memory(self) -> Memory:
         """Bytes on one device."""
+        return self._memory
+
+    @cached_property
+    def _memory(self) -> Memory:
         activations = self.model.activation_bytes
         state_bytes = optimizer_state_bytes(self.scenario.workload.optimizer, self.model.used)
         resident = self.program.strategy.resident_bytes(self.model, state_bytes)

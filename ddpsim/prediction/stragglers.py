@@ -20,7 +20,7 @@ def stragglers(job: Job) -> Iterator[Straggler]:
 
     def cost_s(**changed: Any) -> float:
         without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
-        return max(0.0, whole_s - resolve(without).step_s())
+        return max(0.0, whole_s - resolve(without, parts=job.parts_for_another).step_s())
 
     others = cluster.other_nodes or {}
     for node, other in others.items():

@@ -126,6 +126,10 @@ class Sharded(Strategy):
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy."""
+        return self._walk
+
+    @cached_property
+    def _walk(self) -> MemoryWalk:
         return self._walked[0].held.walked()
 
     @cached_property

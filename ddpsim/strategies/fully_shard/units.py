@@ -141,9 +141,14 @@ def _no_such_module(prefix: str, names: Sequence[str]) -> str:
 
 def backward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     """The work before each gradient, in their order, and the tail, which is the root's."""
+    chains = [*_owners(model, units), (ROOT,)]
+    return [Piece(*each) for each in zip(chains, model.backward, strict=True)]
+
+
+def _owners(model: Model, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    """The units that each gradient's parameter is in, in the order of gradients."""
     names = tuple([model.parameters[i].name for i in model.ready_order])
-    owners = _chains_of(names, tuple([unit.name for unit in units]))
-    return [Piece(*each) for each in zip([*owners, (ROOT,)], model.backward, strict=True)]
+    return _chains_of(names, tuple([unit.name for unit in units]))
 
 
 def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
@@ -152,18 +157,12 @@ def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     Where they are not, in the reverse of the backward's order, each unit with the share that it has
     of the backward's time (assumed).
     """
-    backward = backward_pieces(model, units)
     if model.forward_modules:
         named = _chains_of(tuple(model.forward_modules), tuple([unit.name for unit in units]))
-        outputs = model.forward_outputs or [0.0] * len(named)
-        pieces = [Piece(*each) for each in zip(named, model.forward, outputs, strict=True)]
-        if _entered(pieces) >= _entered(backward):
-            return pieces
-    return list(_mirrored(model, backward))
-
-
-def _entered(pieces: Sequence[Piece]) -> set[int]:
-    return {unit for piece in pieces for unit in piece.chain}
+        if set[int]().union(*named) >= {ROOT}.union(*_owners(model, units)):
+            outputs = model.forward_outputs or [0.0] * len(named)
+            return [Piece(*each) for each in zip(named, model.forward, outputs, strict=True)]
+    return list(_mirrored(model, backward_pieces(model, units)))
 
 
 def _mirrored(model: Model, backward: Sequence[Piece]) -> Iterator[Piece]:
