@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.process_groups import GroupedCost
-from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.host import Host, Trial
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import MOST_MORE, host_of, run_settled, settled, step_begun_ns
 from ddpsim.result.summary import SteadyStep, lengths_ns
@@ -108,7 +108,7 @@ def _begun_late_s(
 
     asked, ranks = list(group.values()), next(iter(group.values())).plan.period
     hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in asked]
-    lanes = _lanes(ranks, list(zip(group, hosts, asked, strict=True)), counts=False)
+    lanes = _lanes(ranks, list(zip(group, map(Trial, hosts, asked), strict=True)), counts=False)
     now_ns = np.full((len(asked), ranks), _LATE_NS)
     lasts_ns: list[Ticks] = []
     for i, each in enumerate(asked):
@@ -250,7 +250,7 @@ def _together(
     None of those where the clock would get too long.
     """
     for ranks, group in _groups(requests):
-        sent = sum(len(each.sent) for each in group[0][1].program.kinds) if counts else 0
+        sent = sum(len(each.sent) for each in group[0][1].asked.program.kinds) if counts else 0
         many = max(1, _LANES // (1 + sent // _SENT) // ranks)
         for i in range(0, len(group), many):
             with suppress(OverflowError):
@@ -268,18 +268,18 @@ def _trained(
             half = steps
         if left and half and steps >= 2 * half:
             break
-    yield {i: place for i, (place, *_) in enumerate(group) if i not in left}, lanes
+    yield {i: place for i, (place, _) in enumerate(group) if i not in left}, lanes
     if left:
         yield from _trained(ranks, [group[i] for i in left], counts=counts)
 
 
-_Group = Sequence[tuple[int, Host, Request]]  # by their places
+_Group = Sequence[tuple[int, Trial]]  # by their places
 
 
 def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, _Group]]:
     """Ranks to simulate, and the jobs whose steps differ in numbers alone."""
     hosts: dict[Hashable, tuple[Host, Hashable]] = {}  # by a program, which many may share
-    groups: dict[tuple[int, Hashable], list[tuple[int, Host, Request]]] = defaultdict(list)
+    groups: dict[tuple[int, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
     for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
         if not plan.needs_no_events:
@@ -290,7 +290,7 @@ def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, _Group]]:
             hosts[shared] = host, _structure(host)
         host, structure = hosts[shared]
         mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
-        groups[plan.period, (asked.varies, structure, mesh)].append((place, host, asked))
+        groups[plan.period, (asked.varies, structure, mesh)].append((place, Trial(host, asked)))
     for (ranks, _), group in groups.items():
         if ranks > 1 or len(group) >= _FEW_LANES:
             yield ranks, group
@@ -308,10 +308,5 @@ def _structure(host: Host) -> Hashable:
 
 def _lanes(ranks: int, group: _Group, *, counts: bool) -> Lanes:
     from ddpsim.engine.fast.lanes import Lanes  # noqa: PLC0415 -- numpy is slow to import
-    from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
 
-    trials = [
-        Trial(host, each.cost, each.slowdowns, each.stalls, each.sums, each.traffic)
-        for _, host, each in group
-    ]
-    return Lanes(trials, ranks, counts=counts, remembers=())
+    return Lanes([trial for _, trial in group], ranks, counts=counts, remembers=())

@@ -107,12 +107,9 @@ class Program:
         """Batches that a step loads."""
         return self.steady().compiled(0).batches
 
+    @cached_property
     def sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         """Every collective that the loop launches: its ranks, its operation, its size in bytes."""
-        return self._sent
-
-    @cached_property
-    def _sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         numbers = range(self.warmup + self.iterations)
         kinds = {self.kind(number): number for number in numbers}
         sent = (each for number in kinds.values() for each in self.compiled(number).sent)
@@ -128,7 +125,7 @@ class Program:
 
         Raises InputError.
         """
-        sent = [each for each in sorted(self.sent()) if within in (None, each[0])]
+        sent = [each for each in sorted(self.sent) if within in (None, each[0])]
         costs: dict[ProcessGroup, CollectiveCost] = {}
         for group, operation, _ in sent:
             costs[group] = cost_of(cost, group)
@@ -144,7 +141,7 @@ class Program:
     @cached_property
     def is_grouped(self) -> bool:
         """Whether some collectives are among a part of the ranks."""
-        return any(group != "world" for group, *_ in self.sent())
+        return any(group != "world" for group, *_ in self.sent)
 
     @cached_property
     def sends_in_line(self) -> bool:

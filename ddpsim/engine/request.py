@@ -113,7 +113,7 @@ class Request:
 
     def _whole_groups(self, period: int, *, needs_no_events: bool) -> int:
         """The least multiple of a period of the ring that groups of neighbours come again in."""
-        groups = {group for group, *_ in self.program.sent()} - {"world"}
+        groups = {group for group, *_ in self.program.sent} - {"world"}
         if period == 1 or not groups or not isinstance(self.cost, GroupedCost):
             return period
         if "across_nodes" in groups or not needs_no_events:

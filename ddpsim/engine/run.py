@@ -13,7 +13,7 @@ from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.fast.flows import Flows, whole
-from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.host import Host, Trial
 from ddpsim.engine.fast.lane import Lane, Meet, Met, closed_form
 from ddpsim.engine.program import Loader
 from ddpsim.engine.request import Request
@@ -160,13 +160,10 @@ def _trained(
 ) -> Lanes | None:
     """All ranks at once; None as for `_without_events`."""
     from ddpsim.engine.fast.lanes import Lanes  # noqa: PLC0415 -- numpy is slow to import
-    from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
 
-    drawn = request.slowdowns, request.stalls, request.sums
     on_threads = request.plan.on_hosts
     host = Host(request.program) if on_threads else host_of(request)
-    trial = Trial(host, request.cost, *drawn, request.traffic)
-    lanes = Lanes([trial], participants, remembers=remembers, on_threads=on_threads)
+    lanes = Lanes([Trial(host, request)], participants, remembers=remembers, on_threads=on_threads)
     try:
         lanes.train()
     except OverflowError:

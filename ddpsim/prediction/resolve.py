@@ -104,7 +104,7 @@ def _with_sent(network: Network, steady: Program) -> Network:
     """The network with what is told by the collectives that steady steps send."""
     if network.groups:
         return with_sent_in_groups(
-            network, steady.sent(), lambda part, sent: with_sent_sizes(part, sent, ())
+            network, steady.sent, lambda part, sent: with_sent_sizes(part, sent, ())
         )
     sent = sorted({(op, size) for op in TURNS for size in steady.sent_bytes(op)})
     return with_sent_sizes(network, sent, steady.sent_bytes("broadcast"))

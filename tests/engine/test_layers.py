@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.engine_runs import MODES, all_steps
 
-from ddpsim.engine.fast.layered import Layered
-from ddpsim.engine.fast.layers import layers_of
+from ddpsim.engine.fast.layers import Layered, layers_of
 from ddpsim.engine.fast.trials import side_by_side
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run

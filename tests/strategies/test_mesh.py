@@ -175,7 +175,7 @@ def test_post_local_sgd_reduces_in_nodes_and_averages_among_all() -> None:
 
 
 def test_post_local_sgd_of_one_node_reduces_among_all() -> None:
-    groups = {group for group, *_ in post_local("cluster.nodes=1").program.sent()}
+    groups = {group for group, *_ in post_local("cluster.nodes=1").program.sent}
     assert groups == {"world"}
 
 

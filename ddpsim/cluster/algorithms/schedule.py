@@ -123,7 +123,7 @@ def _longest_way_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps
         few = range(max(0, after_first - n + 1), after_first + 1)
     turns, rest = divmod(few.start, n)
     longest = 0
-    for first in range(n):
+    for first in _begins(busy_ns, latency_ns):
         begun = busy[first] + turns * turn - moved[first]
         passed = largest if turns else max(busy[first : first + rest + 1])
         for end, count in enumerate(few, first + rest):
@@ -133,3 +133,15 @@ def _longest_way_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps
             if way > longest:  # noqa: PLR1730 -- likewise
                 longest = way
     return longest
+
+
+def _begins(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...]) -> Sequence[int]:
+    """The links with which ways begin that are unlike each other.
+
+    Where one link alone is unlike the others, as that between nodes, a way of so many steps has
+    that link as often as the one that begins with it, or as the one that begins right after it.
+    """
+    links = list(zip(busy_ns, latency_ns, strict=True))
+    changes = [i for i, link in enumerate(links) if link != links[i - 1]]
+    is_one = len(changes) == 2 and changes[1] - changes[0] in (1, len(links) - 1)
+    return changes if is_one else range(len(links))

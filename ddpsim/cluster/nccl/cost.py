@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -118,12 +118,25 @@ class NcclCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        return _search(self, operation).transfer(self._as_sent(operation, size_bytes))
+        return self.search(operation).transfer(self._as_sent(operation, size_bytes))
 
     def _as_sent(self, operation: Operation, size_bytes: int) -> _Sent:
         """How a message is sent: with any time factor alike."""
-        unstretched = self if self.time_factor == 1 else replace(self, time_factor=1.0)
-        return _search(unstretched, operation).as_sent(size_bytes)
+        return self._unstretched.search(operation).as_sent(size_bytes)
+
+    @cached_property
+    def _unstretched(self) -> NcclCost:
+        return self if self.time_factor == 1 else replace(self, time_factor=1.0)
+
+    def search(self, operation: Operation) -> _Search:
+        """How messages are sent; equal costs share it, but to find it by value takes a while."""
+        if operation not in self._searches:
+            self._searches[operation] = _search(self, operation)
+        return self._searches[operation]
+
+    @cached_property
+    def _searches(self) -> dict[Operation, _Search]:
+        return {}
 
     def stretched(self, factor: float) -> NcclCost:
         """See CollectiveCost."""

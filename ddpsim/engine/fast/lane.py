@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ddpsim.cluster.transfers import ProcessGroup, RingTransfer, Transfer, WholeTransfer
 from ddpsim.engine.compiled import Part
-from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.evaluator import Evaluator
-from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.host import Batches, Host
 from ddpsim.result.timeline import RankTimeline, Span
 from ddpsim.strategies.instructions import Communicate, Compute
 

@@ -19,14 +19,13 @@ import numpy.typing as npt
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.compiled import CompiledStep
 from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered
+from ddpsim.engine.fast.host import Trial
 from ddpsim.engine.fast.lane import Lane
-from ddpsim.engine.fast.layered import Layered
-from ddpsim.engine.fast.layers import Layers, layers_of
+from ddpsim.engine.fast.layers import Layered, Layers, layers_of
 from ddpsim.engine.fast.repeats import Repeats
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.threads import Threads
 from ddpsim.engine.fast.trials import (
-    Trial,
     TrialSent,
     TrialStep,
     TrialWork,
@@ -80,7 +79,7 @@ class Lanes(Layered):
         self._shape = (len(trials), ranks)
         self._hosts = distinct([trial.host for trial in trials])
         self._loader = loader_of(self._hosts)
-        self._sums = None if self._blocks or len(trials) > 1 else trials[0].sums
+        self._sums = None if self._blocks or len(trials) > 1 else trials[0].asked.sums
         self._host_ns, self._stream_ns = 0.0, np.zeros(self._shape)
         self._least_ns = 0.0  # no stream is behind this
         self._slow = SlowPeriods()
@@ -100,11 +99,12 @@ class Lanes(Layered):
         self._none_ns = np.zeros(self._shape)
 
     def _comm_lanes(self) -> InFlight | Threads:
-        cost, traffics = self._trials[0].cost, [trial.traffic for trial in self._trials]
+        asked = [trial.asked for trial in self._trials]
+        traffics = [each.traffic for each in asked]
         if self._on_threads:
             return Threads(self._program, traffics[0])
         tells = self._counts or self._collectives.remembers
-        return InFlight(self._shape, cost, traffics, counts=self._counts, tells=tells)
+        return InFlight(self._shape, asked[0].cost, traffics, counts=self._counts, tells=tells)
 
     def train(self) -> None:
         """Until the first step that all after it are exactly like, or else all of them.
@@ -295,9 +295,6 @@ class Lanes(Layered):
             self._known_launches[id(step)] = found
         return self._known_launches[id(step)]
 
-    def _saw_device_wait(self, asked_ns: Ticks | float) -> None:
-        """Nobody asks."""
-
     def _saw_comm_wait(self, done_ns: Ticks) -> None:
         if self._counts:
             exposed_ns, late_ns = self._comm.within(self._stream_ns, done_ns)
@@ -332,7 +329,8 @@ class Lanes(Layered):
     @cached_property
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""
-        drawn = [trial.slowdowns.max() for trial in self._trials if trial.slowdowns is not None]
+        asked = (trial.asked.slowdowns for trial in self._trials)
+        drawn = [slowdowns.max() for slowdowns in asked if slowdowns is not None]
         steps = (step for host in self._hosts for step in host.program.kinds)
         longest_ns = max(step.longest_work_ns for step in steps)
         return float(max([1.0, *drawn]) * longest_ns)
@@ -395,11 +393,11 @@ class Lanes(Layered):
 
     def lanes_of(self, trial: int, rank: int) -> RankTimeline:
         """Those of a rank that is remembered."""
-        told = self._trials[trial]
+        host, asked = self._trials[trial]
         met = self._collectives.of(trial, rank)
-        slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
-        stalls_ns = None if told.stalls_ns is None else told.stalls_ns[rank].tolist()
-        lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)
+        slowdown = None if asked.slowdowns is None else asked.slowdowns[rank].tolist()
+        stalls_ns = None if asked.stalls is None else asked.stalls[rank].tolist()
+        lane = Lane(host, lambda *_: next(met), slowdown, stalls_ns)
         lane.train(len(self._ends_ns(trial)))
         if self._on_threads:  # the next one may end before
             lane.timeline.comm.sort(key=lambda span: span.end_ns)

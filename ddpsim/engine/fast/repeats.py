@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.engine.fast.trials import Trial
+from ddpsim.engine.fast.host import Trial
 
 
 class Repeats:

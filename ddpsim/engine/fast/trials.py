@@ -7,34 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.cluster.cost import CollectiveCost
-from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ProcessGroup, Transfer
 from ddpsim.engine.compiled import CompiledStep, Part
-from ddpsim.engine.fast.batches import Batches
-from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.host import Batches, Host, Trial
 from ddpsim.engine.fast.lane import PER_MILLE
-from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A job among those simulated together; slowdowns and stalls are [rank, iteration].
-
-    `sums`: of its work on its ranks, where their slowdowns last; `traffic`: another job's.
-    """
-
-    host: Host
-    cost: CollectiveCost
-    slowdowns: npt.NDArray[np.float64] | None = None
-    stalls_ns: npt.NDArray[np.int64] | None = None
-    sums: WorkSums | None = None
-    traffic: Traffic = NO_TRAFFIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +93,9 @@ def _sent(trials: Sequence[Trial], step: TrialStep) -> list[Transfer]:
     each = step.each * (len(trials) // len(step.each))
     for trial, launch in zip(trials, each, strict=True):
         if isinstance(launch, Communicate):
-            key = (id(trial.cost), launch.group, launch.operation, launch.size_bytes)
+            key = (id(trial.asked.cost), launch.group, launch.operation, launch.size_bytes)
             if key not in found:
-                cost = cost_of(trial.cost, launch.group)
+                cost = cost_of(trial.asked.cost, launch.group)
                 found[key] = cost.transfer(launch.operation, launch.size_bytes)
             transfers.append(found[key])
     return transfers
@@ -144,8 +124,8 @@ def loader_of(hosts: Sequence[Host]) -> Batches:
 def drawn(trials: Sequence[Trial], ranks: int, number: int) -> tuple[Ticks | None, Ticks | None]:
     """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
     found: list[Ticks | None] = []
-    for name, usual in (("slowdowns", 1.0), ("stalls_ns", 0.0)):
-        rows = [getattr(trial, name) for trial in trials]
+    for name, usual in (("slowdowns", 1.0), ("stalls", 0.0)):
+        rows = [getattr(trial.asked, name) for trial in trials]
         if all(row is None for row in rows):
             found.append(None)
             continue

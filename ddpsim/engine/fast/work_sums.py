@@ -18,7 +18,7 @@ from ddpsim.engine.fast.lane import PER_MILLE
 _FIT = 2**15  # figures that fit a cache
 _EVERY = 8  # works from one kept sum to the next
 _FEW = 2**18  # figures, 2 MiB: of so few works on so few ranks each sum is kept
-_MOST_KEPT = 2**23  # sums of each sort, 64 MiB
+_MOST_SUMS, _MOST_PREFIXES = 2**22, 2**23  # figures that are kept, 32 and 64 MiB
 _Integers = npt.NDArray[np.int64]
 _Ranks = npt.NDArray[np.int64] | slice
 _Kept = TypeVar("_Kept")
@@ -115,7 +115,7 @@ class WorkSums:
         asked = works.tobytes(), pace
         if asked not in self._known:
             self._known[asked] = self._summed(works, pace)
-            _forget(self._known)
+            _forget(self._known, _MOST_SUMS)
         return _as_last(self._known, asked)
 
     def last_ns(self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, begun_ns: Ticks) -> Ticks:
@@ -158,7 +158,7 @@ class WorkSums:
         asked = works_ns.tobytes(), pace
         if asked not in self._prefixes:
             self._prefixes[asked] = Prefixes(works_ns, self.factors, pace)
-            _forget(self._prefixes)
+            _forget(self._prefixes, _MOST_PREFIXES)
         return _as_last(self._prefixes, asked)
 
     def _summed(self, works_ns: Ticks, pace: float) -> Ticks:
@@ -185,9 +185,9 @@ def _as_last(kept: dict[tuple[bytes, float], _Kept], asked: tuple[bytes, float])
     return kept[asked]
 
 
-def _forget(kept: dict[tuple[bytes, float], Any]) -> None:
+def _forget(kept: dict[tuple[bytes, float], Any], most: int) -> None:
     """All but those that were asked for last, and that fit; the last one of all stays."""
-    while len(kept) > 1 and sum(each.size for each in kept.values()) > _MOST_KEPT:
+    while len(kept) > 1 and sum(each.size for each in kept.values()) > most:
         del kept[next(iter(kept))]
 
 
