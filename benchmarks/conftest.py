@@ -14,6 +14,7 @@ from simpy import Environment
 
 YARDSTICK_EVENTS = 100_000
 _LOOP = "total = 0\nfor number in range(10_000_000):\n    total += number"
+gc.set_threshold(500_000)  # as `ddpsim` sets it
 QUICK = bool(os.environ.get("DDPSIM_BENCHMARKS_QUICK"))  # one round of each: does it run at all?
 
 

@@ -127,10 +127,12 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
 def test_cold(name: str, measure: Measure, benchmark: Any, core_loop_s: float) -> None:
     """Start-up included, on one core; 20 steps and two of warm-up, each rank's noise its own."""
     peak_kib, user_s, cpu_s = [], [], []
+    kept = "PYTHONDONTWRITEBYTECODE"  # without which a start compiles what an installation has
+    environment = {key: value for key, value in os.environ.items() if key != kept}
 
     def start() -> None:
         command = [sys.executable, "-c", ON_ONE_CORE, "-m", "ddpsim", *COLD[name]]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
