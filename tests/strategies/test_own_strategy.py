@@ -111,7 +111,8 @@ def test_both_engines_carry_out_a_strategy_of_ones_own(
 def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) -> None:
     done = simulated(scenario, model, "auto")
     step = steps_of(done.timeline.slowest)[-1]
-    assert len(step.comm) == len(model.used)
+    gradients = [each for each in step.comm if each.bucket >= 0]  # synchronized norms send too
+    assert len(gradients) == len(model.used)
     parts = step.breakdown()  # a short one may pass while the host launches the next
     assert parts.exposed_comm <= step.comm_ns() <= parts.exposed_comm + parts.other
 
