@@ -97,8 +97,9 @@ def link_provenance(
     `sockets_rate`: what NCCL's sockets carry of one NIC's line, bytes per second.
     """
     entries = []
-    way = inside(cluster)[1] if "intra_node" in cluster.links_used else None
-    if cluster.host and not way:
+    is_inside = "intra_node" in cluster.links_used
+    way = inside(cluster)[1] if is_inside else None
+    if cluster.host and is_inside and not way:
         entries.append(Provenance("cluster.host", _HOST_NOT_USED, "stated"))
     for key in cluster.links_used:
         stated = getattr(cluster, key)

@@ -177,6 +177,7 @@ _WORDS = {
     "forward": "forward",
     "backward": "backward, with the gradients' copies into buckets",
     "copy_back": "copies from buckets back to gradients",
+    "comm_hook": "casts and copies around collectives",
     "optimizer": "optimizer",
     "data_wait": "waiting for the data loader",
     "stall": "standing still",

@@ -25,12 +25,21 @@ from ddpsim.scenario.quantity import (
     SourceField,
     SourceFileField,
 )
+from ddpsim.scenario.suggest import squashed
 
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
 NO_LONGER_WITH_DDP = (
     "is no longer than the step without DDP, which DDP only adds to; measure both in turns, or "
     "leave it out"
 )
+
+
+def _no_recipe(value: Any) -> Any:
+    """What others call a precision, and is a way to compute products here."""
+    if isinstance(value, str) and squashed(value) in ("fp8", "float8"):
+        told = "is how linear layers compute beside bf16"
+        raise ValueError(f"{shown(value)} {told}; write float8: tensorwise with precision: bf16")
+    return value
 
 
 class StepTime(Spec):
@@ -253,7 +262,7 @@ class Workload(Spec):
         description="the model runs under torch.compile, or each of its blocks, and a step_time is "
         "of that; the gradients of a compiled graph come at once",
     )
-    precision: Precision = Field(
+    precision: Annotated[Precision, BeforeValidator(_no_recipe)] = Field(
         "fp32",
         description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
         "TF32 where a GPU has it, as torch does unless told not to",

@@ -90,18 +90,28 @@ class WorldSizes:
         """Node counts with the time of the whole work, from `low` to `high`.
 
         Halves the range until at most 32 counts are left between its ends, then simulates all.
+        Of a strategy that keeps copies on so many ranks, it takes the counts that these divide.
         """
-        if not self.asked.scenario.ddp.reshards_among(1):
-            return []  # nor does each size between divide by the ranks that keep a copy
-        ends = low, high
-        while high - low - 1 > _EVERY:
-            for middle, time_s in self._times([(low + high) // 2]):
-                low, high = (middle, high) if is_low(middle, time_s) else (low, middle)
-        if high - low < 2:
+        numbers = [nodes for nodes in range(low, high + 1) if self._reshards(nodes)]
+        while len(numbers) - 2 > _EVERY:
+            half = (len(numbers) - 1) // 2
+            for middle, time_s in self._times([numbers[half]]):
+                numbers = numbers[half:] if is_low(middle, time_s) else numbers[: half + 1]
+        if len(numbers) < 3:
             return []
-        halved = f", by halves from {ends[0]} to {ends[1]}" if ends != (low, high) else ""
-        self.searched = f"{halved}, then every number from {low} to {high}"
-        return self._times(range(low, high + 1))
+        ends = numbers[0], numbers[-1]
+        halved = f", by halves from {low} to {high}" if ends != (low, high) else ""
+        self.searched = f"{halved}, then every number from {ends[0]} to {ends[1]}"
+        return self._times(numbers)
+
+    def _reshards(self, nodes: int) -> bool:
+        """Whether the ranks that keep a copy divide those of so many nodes."""
+        scenario = self.asked.scenario
+        if scenario.ddp.reshards_among(1):
+            return True
+        cluster = scenario.cluster.resized(nodes, scenario.cluster.gpus_per_node)
+        sized = scenario.model_copy(update={"cluster": cluster})
+        return sized.ddp.reshards_among(sized.sharding_ranks)
 
     def _times(self, numbers: Iterable[int]) -> list[tuple[int, float]]:
         """Node counts with the seconds of the whole work."""

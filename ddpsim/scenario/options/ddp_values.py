@@ -83,6 +83,12 @@ _OTHER_NAMES = {  # of strategies, by what others call them; the first is the li
 }
 
 
+_OTHER_PARALLELISM = (
+    *("tp", "tensorparallel", "pp", "pipelineparallel", "cp", "contextparallel"),
+    *("sp", "sequenceparallel", "ep", "expertparallel"),
+)
+
+
 def strategy_meant(name: str) -> str | None:
     """The strategy that others call so, or that is called so here; None for any other word."""
     key = squashed(name)
@@ -100,6 +106,11 @@ def _known_strategy(value: Any) -> Any:
     """A strategy's name; of one that others call otherwise, its name here."""
     if value in OWN_STRATEGIES or not isinstance(value, str):
         return value
+    if squashed(value) in _OTHER_PARALLELISM:
+        raise ValueError(
+            f"{shown(value)} is not modelled: cluster.replica takes data parallelism over replicas "
+            "of several GPUs, with a step of one GPU's part"
+        )
     if here := name_here(value):
         raise ValueError(f"{shown(value)} has another name here: write {here}")
     others = other_strategies()

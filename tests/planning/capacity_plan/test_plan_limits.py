@@ -61,6 +61,17 @@ def test_sizes_that_a_copys_ranks_do_not_divide_are_left_out() -> None:
     assert out.reason.endswith("reshard_after_forward: 16 does not divide 8 ranks")
 
 
+@pytest.mark.parametrize(("kept", "nodes"), [("4", 3), ("8", 4)])
+def test_sizes_between_that_a_copys_ranks_divide_are_tried(kept: str, nodes: int) -> None:
+    """Nodes of 4 GPUs: 3 of them hold copies on 4 ranks, not on 8."""
+    keeps = f"ddp.fully_shard.reshard_after_forward={kept}"
+    few = ("run.iterations=1", "workload.model=gpt2", "cluster.gpus_per_node=4")
+    asked = scenario("gpt2-xl-hsdp", *few, "ddp.strategy=fully_shard", keeps)
+    two = next(s for s in plan_capacity(asked, "1M samples", max_gpus=8).sizes if s.gpus == 8)
+    target = f"1M samples in {0.8 * two.time_s} s"
+    assert plan_capacity(asked, target, max_gpus=32).answer.nodes == nodes
+
+
 def test_a_log_answers_for_its_own_ranks_alone() -> None:
     """Extrapolated to other ranks it would give the same time to any number of them."""
     for allowed in ("false", "true"):
