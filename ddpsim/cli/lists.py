@@ -27,7 +27,14 @@ def _complete(incomplete: str) -> list[str]:
 
 @app.command("list", rich_help_panel="Files")
 def list_names(
-    kind: Annotated[str, typer.Argument(help=", ".join(_KINDS) + ".", autocompletion=_complete)],
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help=", ".join(_KINDS) + "; omitted: these words.",
+            autocompletion=_complete,
+            show_default=False,
+        ),
+    ] = None,
     words: Annotated[
         list[str] | None, typer.Argument(help="Rows that hold all of these words alone.")
     ] = None,
@@ -46,6 +53,9 @@ def list_names(
     from ddpsim.scenario.keys import keys_named
     from ddpsim.scenario.suggest import did_you_mean
 
+    if kind is None:
+        print(*_KINDS, sep="\n")
+        return
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)
         if lookup(kind) or any(keys_named(kind)):

@@ -23,7 +23,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("gradient_checkpointing", "recompute"), "workload.checkpointing"),
     **dict.fromkeys(("gpu", "accelerator"), "cluster.device"),
     **dict.fromkeys(
-        ("world_size", "num_gpus", "ngpus", "ranks", "num_processes"),  # of all nodes
+        ("world_size", "num_gpus", "ngpus", "gpus", "ranks", "num_processes"),  # of all nodes
         "cluster.nodes and cluster.gpus_per_node",
     ),
     **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "cluster.nodes"),

@@ -23,6 +23,10 @@ def test_every_name_is_listed(cli: Cli, kind: str) -> None:
     assert json.loads(cli("list", f"{kind}s", "--json").out)[0][kind] == rows[1].split()[0]
 
 
+def test_without_a_word_the_kinds_are_listed(cli: Cli) -> None:
+    assert cli("list").out.split() == ["models", "devices", "machines", "failures", "prices"]
+
+
 def test_failures_and_prices_are_listed(cli: Cli) -> None:
     failures = cli("list", "failures").out.splitlines()
     assert [row.split()[0] for row in failures] == ["failures", *catalog.failure_names()]
