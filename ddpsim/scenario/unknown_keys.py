@@ -70,8 +70,12 @@ def known_key(document: Document, path: KeyPath) -> str:
     if near:
         needed = chosen.needed(f"{section}.{near}")
         return f"Did you mean {near!r}?{f' It is an option of {needed}' if needed else ''}"
+    if elsewhere:
+        outer_first = sorted(elsewhere, key=lambda key: key.count("."))
+        sections = (key.rpartition(".")[0] for key in outer_first)
+        return f"Several sections have it, say which: {', '.join(sections)}"
     by_name = {key.rpartition(".")[2]: key for key in chosen.had(all_keys())}
-    far = nearest(name, by_name) if len(name) > _SHORT_NAME and not elsewhere else None
+    far = nearest(name, by_name) if len(name) > _SHORT_NAME else None
     known = f"Known here: {', '.join(here)}"
     return f"Did you mean {chosen.in_words(by_name[far])}?" if far else known
 

@@ -37,7 +37,10 @@ def test_settings_are_those_of_set(settings: dict[str, Any]) -> None:
 
 
 def test_a_name_of_several_keys_or_none_is_refused() -> None:
-    with pytest.raises(ddpsim.ScenarioError, match=r"bandwidth: unknown key\. Did you mean"):
+    with pytest.raises(
+        ddpsim.ScenarioError,
+        match=r"bandwidth: unknown key\. Several sections have it, say which: workload",
+    ):
         ddpsim.run(ALIKE, bandwidth="25 Gbit/s")
     with pytest.raises(ddpsim.ScenarioError, match="trials: unknown key"):
         ddpsim.compare(ALIKE, each_flag=True, trials=3)
