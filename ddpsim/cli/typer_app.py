@@ -170,7 +170,7 @@ def parsed(parse: Callable[[str], _Parsed], text: str | None, option: str) -> _P
 def check_new(output: Path | None) -> None:
     """Raise BadParameter where a scenario stands at -o already, or none can be written there."""
     if output is not None:
-        if output.is_file():
+        if output.is_file() and output.stat().st_size:  # /dev/stdout may be an empty file
             told = f"{output} exists already; name another file, or remove it"
             raise typer.BadParameter(told, param_hint="-o")
         _check_place(output)
