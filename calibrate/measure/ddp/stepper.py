@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -92,23 +91,18 @@ def step(
     begin()
     start = clock.mark()
     for i in range(micro_batches):
-        reduces = i == micro_batches - 1 or no_sync is None
-        with nullcontext() if reduces or no_sync is None else no_sync():
-            first = clock.mark()
-            loss = training.forward()
-            second = clock.mark()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if reduces:
-                reduce()
-            parts.append((first, second, clock.mark()))
+        if no_sync is None or i == micro_batches - 1:
+            parts.append(training.passes(reduce))
+            continue
+        with no_sync():
+            parts.append(training.passes())
     computed = resumed = clock.mark()
     if before_optimizer:
         stolen_before_s -= stolen_s()
         before_optimizer(training)
         stolen_before_s += stolen_s()
         resumed = clock.mark()
-    training.optimizer.step()
-    training.optimizer.zero_grad()
+    training.update()
     end = clock.mark()
     # read at the end: on a GPU each reading waits, and a step does not
     forward_s = sum(clock.seconds(first, second) for first, second, _ in parts)

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Mark
 from calibrate.measure.device.bench import DTYPES, Bench
+from calibrate.measure.model.samples import Samples, iterate
+from calibrate.measure.model.training import Made, Training, reduced_parameters
 from calibrate.measure.ranks.process_group import process_group
 from calibrate.measure.zoo.models import build, inputs_of, loss_of
 from calibrate.records.device_record import Case, DeviceMeasurement
@@ -26,45 +28,29 @@ _RATE = 1e-9  # of learning: the arithmetic is a step's, and the weights stay
 PARTS = ("forward", "backward", "optimizer")
 
 
-@dataclass(frozen=True)
-class _Stepper:
-    """A model, its inputs and its optimizer, ready to step."""
+@dataclass(frozen=True, kw_only=True)
+class _Stepper(Training):
+    """A case's model, ready to step in the case's precision."""
 
-    model: nn.Module
-    inputs: Tensor
-    optimizer: torch.optim.Optimizer
     bench: Bench
     case: Case
-    scaler: torch.amp.GradScaler | None = None
 
-    def loss(self) -> Tensor:
-        """Forward, under autocast where the precision says so."""
+    def forward(self) -> Tensor:
+        """Run the model and the loss, under autocast where the precision says so."""
         with self.bench.precision(self.case.precision):
-            return loss_of(self.model(self.inputs))
+            return super().forward()
+
+    def backward(self, loss: Tensor) -> None:
+        """Make the gradients of a loss, in the same precision."""
+        with self.bench.precision(self.case.precision):
+            super().backward(loss)
 
     def step(self) -> list[Mark]:
         """One step, and the points between forward, backward and optimizer.
 
         To be read later: a host that waits for each step is never ahead of its device.
         """
-        clock = self.bench.clock
-        marks = [clock.mark()]
-        loss = self.loss()
-        marks.append(clock.mark())
-        with self.bench.precision(self.case.precision):
-            (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
-        marks.append(clock.mark())
-        self._update()
-        marks.append(clock.mark())
-        self.optimizer.zero_grad()
-        return marks
-
-    def _update(self) -> None:
-        if self.scaler is None:
-            self.optimizer.step()
-            return
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        return [*self.passes(), self.update()]
 
     def steps_s(self, count: int, warmups: int = _WARMUPS) -> list[tuple[float, ...]]:
         """Seconds of forward, backward and optimizer, of so many steps after a warm-up."""
@@ -86,7 +72,8 @@ def _stepper(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.to(memory_format=torch.channels_last)
     model = change(model) if change else model
-    return _Stepper(model, inputs, torch.optim.SGD(model.parameters(), lr=_RATE), bench, case)
+    made, optimizer = Made(model, inputs, loss_of), torch.optim.SGD(model.parameters(), lr=_RATE)
+    return _Stepper(*made, optimizer, bench.clock, lambda: made, bench=bench, case=case)
 
 
 def step(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -107,23 +94,10 @@ def _by_part(samples: list[tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
 
 def _ready(stepper: _Stepper) -> tuple[float | None, ...]:
     """Of each parameter the part of a backward after which its gradient is there."""
-    clock, marks = stepper.bench.clock, dict[int, Mark]()
-    parameters = list(stepper.model.parameters())
-
-    def hook(i: int) -> Callable[[Tensor], None]:
-        return lambda _: marks.update({i: clock.mark()})
-
-    handles = [p.register_post_accumulate_grad_hook(hook(i)) for i, p in enumerate(parameters)]  # type: ignore[no-untyped-call]
-    loss = stepper.loss()
-    start = clock.mark()
-    loss.backward()  # type: ignore[no-untyped-call]
-    end = clock.mark()
-    for handle in handles:
-        handle.remove()
-    stepper.optimizer.zero_grad()
-    whole_s = max(clock.seconds(start, end), 1e-9)
-    found = (marks.get(i) for i in range(len(parameters)))
-    return tuple(None if m is None else round(clock.seconds(start, m) / whole_s, 6) for m in found)
+    samples = Samples()
+    iterate(stepper, samples, hooked=True)
+    found = (samples.ready_s.get(name) for name in reduced_parameters(stepper.model))
+    return tuple(round(at[0][0] / max(at[0][1], 1e-9), 6) if at else None for at in found)
 
 
 def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:

@@ -70,10 +70,8 @@ class HookTimes:
 
     def step(self, *, warm: bool) -> None:
         """One iteration; a warm-up tells nothing."""
-        training = self._training
-        training.forward().backward()  # type: ignore[no-untyped-call]
-        training.optimizer.step()
-        training.optimizer.zero_grad()
+        self._training.passes()
+        self._training.update()
         taken_s = self._looks.taken_s()
         if not warm:
             for name, seconds in taken_s.items():

@@ -87,23 +87,12 @@ def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
     With hooks a compiled model runs as it would without: all of its gradients come at the end, and
     where in the backward they are made tells which of them DDP has earlier.
     """
-    with uncompiled(training.model) if hooked else nullcontext():
-        _iterate(training, samples, hooked=hooked)
-
-
-def _iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
     clock, marked = training.clock, dict[str, Mark]()
-    handles = _hooks(training, marked, samples.sparse) if hooked else []
-    marks = [clock.mark()]
-    loss = training.forward()
-    marks.append(clock.mark())
-    loss.backward()  # type: ignore[no-untyped-call]
-    marks.append(clock.mark())
-    training.optimizer.step()
-    marks.append(clock.mark())
-    training.optimizer.zero_grad()
-    for handle in handles:
-        handle.remove()
+    with uncompiled(training.model) if hooked else nullcontext():
+        handles = _hooks(training, marked, samples.sparse) if hooked else []
+        marks = [*training.passes(), training.update()]
+        for handle in handles:
+            handle.remove()
     forward_s, backward_s, optimizer_s = (clock.seconds(a, b) for a, b in pairwise(marks))
     if not hooked:
         samples.forward_s.append(forward_s)
@@ -122,18 +111,10 @@ def later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
     clock, ratios = training.clock, []
     try:
         for _ in range(1 + steps):
-            marks = [clock.mark()]
-            for _ in range(2):
-                loss = training.forward()
-                marks.append(clock.mark())
-                loss.backward()  # type: ignore[no-untyped-call]
-                marks.append(clock.mark())
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            forward, backward, later_forward, later_backward = (
-                clock.seconds(a, b) for a, b in pairwise(marks)
-            )
-            ratios.append((later_forward / forward, later_backward / backward))
+            marks = [training.passes() for _ in range(2)]
+            training.update()
+            first, later = ([clock.seconds(a, b) for a, b in pairwise(each)] for each in marks)
+            ratios.append((later[0] / first[0], later[1] / first[1]))
     except RuntimeError:  # a GPU's memory, or the CPU's, which torch tells no better
         training.optimizer.zero_grad()
         return []

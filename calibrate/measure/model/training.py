@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from calibrate.measure.clock import Clock
+from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.user_code import (
     find_function,
@@ -72,6 +72,7 @@ class Training:
     clock: Clock
     make: Callable[[], Made]
     unused: tuple[str, ...] = ()
+    scaler: torch.amp.GradScaler | None = None
 
     def again(self) -> Training:
         """The same with a model, a loss and an optimizer of its own, and the weights of this one.
@@ -112,6 +113,30 @@ class Training:
     def forward(self) -> Tensor:
         """Run the model and the loss."""
         return Made(self.model, self.inputs, self.loss).forward()
+
+    def backward(self, loss: Tensor) -> None:
+        """Make the gradients of a loss, scaled where there is a scaler."""
+        (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+
+    def passes(self, reduce: Callable[[], object] = lambda: None) -> tuple[Mark, Mark, Mark]:
+        """Run forward and backward, which `reduce` belongs to; the points before and after each."""
+        begun = self.clock.mark()
+        loss = self.forward()
+        computed = self.clock.mark()
+        self.backward(loss)
+        reduce()
+        return begun, computed, self.clock.mark()
+
+    def update(self) -> Mark:
+        """Step the optimizer and drop the gradients; the point between the two."""
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        updated = self.clock.mark()
+        self.optimizer.zero_grad()
+        return updated
 
 
 @contextmanager
