@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -96,10 +97,10 @@ def measure(
         resume=resume,
     )
     from calibrate.measure.cluster.session import measure as measure_here
-    from calibrate.measure.cluster.session import measure_locally
+    from calibrate.measure.ranks.launch import run
 
     with said_once():
-        _ = measure_here(options) if local is None else measure_locally(local, options)
+        run(measure_here, options, local)
 
 
 @app.command(short_help="Look for what would spoil a measurement; say what to do.")
@@ -163,6 +164,7 @@ def profile(
     """
     from calibrate.measure.model import profile as profiling
     from calibrate.measure.model.document import scale_ends
+    from calibrate.measure.ranks.launch import run
 
     check_outputs([(output, MODEL_SCHEMA)])
     ends = scale_ends(scale) if scale else None
@@ -178,18 +180,15 @@ def profile(
         scale=ends,
     )
     if local is None and os.environ.get("WORLD_SIZE", "1") == "1":
-        with said_once():
-            document = profiling.profile_alone(options)
+        work = profiling.profile_alone
     else:
         check_ranks_devices(device, threads)
-        with said_once():
-            document = (
-                profiling.profile_in_job(options)
-                if local is None
-                else profiling.profile_locally(local, options)
-            )
+        work = profiling.profile_in_job
+    with said_once():
+        document = run(work, options, local)
     if not is_first(local):
         return
+    document = document or json.loads(output.read_text("utf-8"))
     for warning in document["measured"]["warnings"]:
         print(f"warning   {warning}", file=sys.stderr)
     print(f"{output}: use it as workload.model")
@@ -224,7 +223,8 @@ def rounds(
     line_rate: LineRate = None,
 ) -> None:
     """Run your model under real DDP in variants, round by round, for `validate`."""
-    from calibrate.measure.ddp.rounds import measure_rounds, measure_rounds_locally
+    from calibrate.measure.ddp.rounds import measure_rounds
+    from calibrate.measure.ranks.launch import run
 
     variants = (
         *(Variant(bucket_cap_mb=bucket_cap_mb(cap)) for cap in caps.split(",")),
@@ -244,7 +244,7 @@ def rounds(
         line_rate_bytes_per_s=bytes_per_s(line_rate),
     )
     with said_once():
-        _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
+        run(measure_rounds, options, local)
     if is_first(local):
         print(f"{output}: hold it against a profile with `validate`")
 

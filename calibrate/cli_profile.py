@@ -59,20 +59,14 @@ def restart(
     fused: Fused = False,
 ) -> None:
     """Measure process group, first step, and checkpoints of your model, for `reliability`."""
-    from calibrate.measure.model.restart import (
-        RestartOptions,
-        measure_restart,
-        measure_restart_locally,
-    )
+    from calibrate.measure.model.restart import RestartOptions, measure_restart
+    from calibrate.measure.ranks.launch import run
 
     options = RestartOptions(
         model=function, path=path, batch=batch, optimizer=optimizer, fused=fused
     )
     with said_once():
-        if local is None:
-            measure_restart(options)
-        else:
-            measure_restart_locally(local, options)
+        run(measure_restart, options, local)
 
 
 def show(

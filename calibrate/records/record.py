@@ -97,6 +97,20 @@ class Layout(Part):
         return self.nodes * self.gpus_per_node
 
 
+class JobOptions(Part):
+    """What the ranks of a job are told."""
+
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    comm_first: bool = Field(
+        default=False, description="gloo's threads before compute, if permitted"
+    )
+
+    @property
+    def kept(self) -> str:
+        """What is kept of the work where it ends early, in words."""
+        return ""
+
+
 class Measurement(Part):
     """One thing measured: `samples_s[i]` is the i-th time, of the slowest rank taking part."""
 

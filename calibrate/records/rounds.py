@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from calibrate.files import FileName, Part, load_json, name_as_text, save_json
-from calibrate.records.record import Environment, Layout
+from calibrate.records.record import Environment, JobOptions, Layout
 from calibrate.records.variant import CAPS, Variant
 from ddpsim.errors import ImportFailedError
 from ddpsim.wording import counted
@@ -30,6 +30,7 @@ from ddpsim.wording import counted
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
 _FEW = 5
 ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise
+KEEP_S = 30.0  # between rounds, for what Ctrl-C or a dead rank would lose
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 _S = TypeVar("_S", bound="Steps")
@@ -40,17 +41,13 @@ _LONGEST_S = 1e6  # of what a round measures: days
 _NEVER_ZERO = ("whole_s", "backward_s", "beside_s", "layers_s", "samples_s")
 
 
-class ModelOptions(Part):
+class ModelOptions(JobOptions):
     """A model that ranks of a job step."""
 
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.model.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     optimizer: OptimizerName = Field("sgd", description="a class of torch.optim")
     fused: bool = Field(default=False, description="the optimizer's fused implementation")
-    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
-    comm_first: bool = Field(
-        default=False, description="gloo's threads before compute, if permitted"
-    )
 
 
 class RoundOptions(ModelOptions):
@@ -62,6 +59,14 @@ class RoundOptions(ModelOptions):
     rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
     budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
     line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+
+    @property
+    def kept(self) -> str:
+        """Where the rounds are."""
+        return (
+            f"The rounds until then are in {self.output}, if it is there yet: once there are "
+            f"{self.rounds[0]}, they are written every {KEEP_S:.0f} s."
+        )
 
 
 class Parameter(Part):

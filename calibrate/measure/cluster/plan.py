@@ -12,7 +12,7 @@ from itertools import product
 
 from pydantic import Field
 
-from calibrate.files import FileName, Part
+from calibrate.files import FileName
 from calibrate.records.record import (
     COPIES_BACK,
     COPIES_IN,
@@ -22,6 +22,7 @@ from calibrate.records.record import (
     TOGETHER,
     WORKS,
     Group,
+    JobOptions,
     Kind,
     Layout,
 )
@@ -225,7 +226,7 @@ def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
         yield Task(slots, world, (5, 40), 6.0, needed, by_rank=True)
 
 
-class Options(Part):
+class Options(JobOptions):
     """What to measure, and how long."""
 
     output: FileName = Field(description="the record, JSON")
@@ -235,10 +236,14 @@ class Options(Part):
     )
     resume: bool = Field(default=False, description="keep what the record already holds")
     most_repetitions: int | None = Field(None, ge=1, description="of each measurement")
-    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
     only: tuple[Kind, ...] = Field((), description="kinds to measure; none: all")
     data_loader: str | None = Field(None, description="MODULE:FUNCTION returning an iterable")
     line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
-    comm_first: bool = Field(
-        default=False, description="gloo's threads before compute, if permitted"
-    )
+
+    @property
+    def kept(self) -> str:
+        """Where the measurements are, and how to go on."""
+        return (
+            f"What was measured so far is in {self.output}, if it is there yet; the same command "
+            "with --resume goes on from it."
+        )

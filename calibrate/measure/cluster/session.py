@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -17,8 +16,8 @@ from calibrate.measure.host.environment import check_same, one_host_as_several, 
 from calibrate.measure.host.machine import free_memory_bytes
 from calibrate.measure.model.user_code import find_function
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
-from calibrate.measure.ranks.launch import Reporter, local, run_rank
-from calibrate.records.record import Measurement, Record, load_record
+from calibrate.measure.ranks.launch import Reporter, run_rank
+from calibrate.records.record import Measurement, Record
 from ddpsim.units import format_bytes, format_duration
 
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
@@ -34,24 +33,8 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     then is in the file.
     """
     loader = find_function(options.data_loader) if options.data_loader else None
-    kept = _kept(options.output)
-    with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
+    with taking_part(options) as job:
         return _Session(job, options, plan, loader).run()
-
-
-def measure_locally(ranks: int, options: Options, nodes: int = 1) -> Record:
-    """The same in a job of ranks that are started here; see `calibrate.measure.ranks.launch`."""
-    kept = _kept(options.output)
-    job = options.model_dump_json()
-    local(ranks, "calibrate.measure.cluster.session", job, kept=kept, nodes=nodes)
-    return load_record(options.output)
-
-
-def _kept(path: Path) -> str:
-    return (
-        f"What was measured so far is in {path}, if it is there yet; the same command with "
-        "--resume goes on from it."
-    )
 
 
 @dataclass
@@ -205,4 +188,4 @@ def _free_bytes(job: Job) -> int:
 
 
 if __name__ == "__main__":
-    run_rank(lambda options: measure(Options.model_validate_json(options)))
+    run_rank(measure, Options)

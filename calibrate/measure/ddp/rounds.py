@@ -31,19 +31,17 @@ from calibrate.measure.model.training import (
     told_of_unused,
 )
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
-from calibrate.measure.ranks.launch import local, run_rank
+from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.record import Environment
 from calibrate.records.rounds import (
     CORES_OF_RANKS,
+    KEEP_S,
     Parameter,
     RoundOptions,
     Rounds,
-    load_rounds,
     save_rounds,
 )
 from calibrate.records.variant import DDP
-
-_KEEP_S = 30.0  # between rounds, for what Ctrl-C or a dead rank would lose
 
 
 def measure_rounds(options: RoundOptions) -> Rounds:
@@ -53,10 +51,7 @@ def measure_rounds(options: RoundOptions) -> Rounds:
     file is there already or cannot be written, the model cannot be used, ranks differ or a peer is
     lost.
     """
-    with (
-        taking_part(options.timeout_s, _kept(options), comm_first=options.comm_first) as job,
-        compute_threads(1),
-    ):
+    with taking_part(options) as job, compute_threads(1):
         try:
             return _measure(job, options)
         except torch.cuda.OutOfMemoryError:
@@ -64,20 +59,6 @@ def measure_rounds(options: RoundOptions) -> Rounds:
                 f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds "
                 "a copy of the model; name fewer --caps, or a smaller --batch"
             ) from None
-
-
-def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
-    """The same in a job of ranks that are started here; see `calibrate.measure.ranks.launch`."""
-    job = options.model_dump_json()
-    local(ranks, "calibrate.measure.ddp.rounds", job, kept=_kept(options))
-    return load_rounds(options.output)
-
-
-def _kept(options: RoundOptions) -> str:
-    return (
-        f"The rounds until then are in {options.output}, if it is there yet: once there are "
-        f"{options.rounds[0]}, they are written every {_KEEP_S:.0f} s."
-    )
 
 
 def _measure(job: Job, options: RoundOptions) -> Rounds:
@@ -125,7 +106,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         job.first_does(lambda: _save(rounds, options.output))
         return rounds
 
-    session.run(save, _KEEP_S)
+    session.run(save, KEEP_S)
     return save()
 
 
@@ -201,4 +182,4 @@ def _known(seconds: float) -> float | None:
 
 
 if __name__ == "__main__":
-    run_rank(lambda options: measure_rounds(RoundOptions.model_validate_json(options)))
+    run_rank(measure_rounds, RoundOptions)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from calibrate.measure.host.doctor import Finding, check_clocks, clock_offset
 from calibrate.measure.ranks.job import Job, taking_part
+from calibrate.records.record import JobOptions
 
 _EXCHANGES = 20
 
@@ -16,7 +17,7 @@ def clocks_of_nodes(timeout_s: float = 60.0) -> list[Finding]:
 
     Raises MeasureError where the ranks do not meet within `timeout_s`.
     """
-    with taking_part(timeout_s, "") as job:
+    with taking_part(JobOptions(timeout_s=timeout_s)) as job:
         offsets = clock_offsets(job)
         firsts = range(0, job.world_size, job.place.local_world_size)
         return check_clocks({rank: offsets[rank] for rank in firsts if rank})

@@ -5,7 +5,6 @@ Several ranks tell one thing more: how it fares beside all-reduces.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,9 +49,9 @@ from calibrate.measure.model.training import (
 )
 from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.job import Job, taking_part
-from calibrate.measure.ranks.launch import local, run_rank
+from calibrate.measure.ranks.launch import run_rank
 from calibrate.measure.ranks.process_group import process_group
-from calibrate.records.rounds import ModelOptions, OptimizerName
+from calibrate.records.rounds import ModelOptions
 from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
@@ -73,44 +72,38 @@ class ProfileOptions(ModelOptions):
 
     output: FileName = Field(description="the profile, which the first rank writes")
     iterations: int = Field(30, ge=1)
-    device: str = Field("auto", description="of one; ranks have their own")
+    device: str = Field("auto", description="auto, cpu or cuda:N; ranks have their own")
     threads: int = Field(1, ge=1, description="of one CPU")
     scale: tuple[str, str] | None = Field(None, description="from one device preset to another")
 
+    @property
+    def kept(self) -> str:
+        """What of the profile is in its file."""
+        return f"All but how it fares beside all-reduces is in {self.output}, if it is there yet."
+
 
 def profile(
-    reference: str,
-    *,
-    batch: int | None = None,
-    iterations: int = 30,
-    device: str = "auto",
-    optimizer: OptimizerName = "sgd",
-    fused: bool = False,
-    threads: int = 1,
-    job: Job | None = None,
-    keep: Callable[[Document], None] = lambda _: None,
+    options: ProfileOptions, job: Job | None = None, keep: Callable[[Document], None] | None = None
 ) -> Document:
     """Measure the model that MODULE:FUNCTION makes, and return its profile, ready for JSON.
 
-    `batch` is passed on (default: the function's own default); `device` is auto, cpu or cuda:N;
-    `threads` are those of the CPU, 1 as a rank under torchrun has. Iterations with gradient hooks
-    and without take turns: times of the parts come from those without; a ready time is a fraction
-    of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
-    Then steps of two micro-batches tell what the second one takes, and steps under DDP of one rank
-    what DDP's own work takes; `warnings` says why where it cannot be measured. All ranks of a `job`
-    measure at once, each on its own device, and then, once `keep` has what is known until then, how
-    the backward fares beside their all-reduces.
+    Iterations with gradient hooks and without take turns: times of the parts come from those
+    without; a ready time is a fraction of its own backward, less the hooks' cost, which is measured
+    on a model of tiny parameters. Then steps of two micro-batches tell what the second one takes,
+    and steps under DDP of one rank what DDP's own work takes; `warnings` says why where it cannot
+    be measured. All ranks of a `job` measure at once, each on its own device, and then, once `keep`
+    has what is known until then, how the backward fares beside their all-reduces.
     Raises MeasureError where the function or what it returns cannot be used.
     """
-    if iterations < 1:
-        raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
-    where = job.device if job else device_of(device)
+    reference, iterations = options.model, options.iterations
+    where = job.device if job else device_of(options.device)
+    threads = options.threads
     if threads > (cores := os.cpu_count() or threads):
         raise MeasureError(f"--threads {threads}: this machine has {counted(cores, 'core')}")
     with compute_threads(threads):
-        size = batch_of(reference, batch)
+        size = batch_of(reference, options.batch)
         try:
-            training = prepare(reference, size, where, optimizer, fused=fused)
+            training = prepare(reference, size, where, options.optimizer, fused=options.fused)
             samples = measure_iterations(training, iterations)
         except torch.cuda.OutOfMemoryError:
             raise MeasureError(
@@ -126,12 +119,12 @@ def profile(
         samples.later = later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         warnings = [*not_modelled(training.model), *_try_ddp(training, samples, iterations)]
         title = title_of(reference, size, where, threads)
-        measured_with = {"device": device_name(where), "optimizer": optimizer}
+        measured_with = {"device": device_name(where), "optimizer": options.optimizer}
         hook_s = hook_cost_s(where, samples)
         measured = measured_part(training, samples, size, title, hook_s) | memory | measured_with
         measured |= sizes_of(reference) | {"warnings": warnings}
         document = model_document(reference, training, samples) | {"measured": measured}
-        if job is None:
+        if job is None or keep is None:
             return document
         keep(document)
         exponent, missing = _exponent(training, job, iterations)
@@ -153,16 +146,12 @@ def profile_in_job(options: ProfileOptions) -> Document:
 
     Raises MeasureError as `profile` does, and where a peer is lost.
     """
-    with taking_part(options.timeout_s, _kept(options), comm_first=options.comm_first) as job:
+    with taking_part(options) as job:
         return _written(options, job)
 
 
-def _kept(options: ProfileOptions) -> str:
-    return f"All but how it fares beside all-reduces is in {options.output}, if it is there yet."
-
-
 def _written(options: ProfileOptions, job: Job | None) -> Document:
-    _check_before(options, job)
+    """Profile and write; what would be refused after the work is refused before it."""
 
     def scaled(document: Document) -> Document:
         return scale_profile(document, *options.scale) if options.scale else document
@@ -170,30 +159,17 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     def keep(document: Document) -> None:
         _first_does(job, lambda: write_profile(scaled(document), options.output))
 
-    measured = {"batch", "iterations", "device", "optimizer", "fused", "threads"}
-    document = profile(options.model, **options.model_dump(include=measured), job=job, keep=keep)
+    _first_does(job, lambda: check_writable(options.output))
+    if options.scale:
+        device = job.device if job else device_of(options.device)
+        check_scaled_from(device_name(device), options.scale[0])
+    document = profile(options, job, keep)
     keep(document)
     return scaled(document)
 
 
 def _first_does(job: Job | None, work: Callable[[], None]) -> None:
     job.first_does(work) if job else work()
-
-
-def _check_before(options: ProfileOptions, job: Job | None) -> None:
-    """What would be refused after the work."""
-    _first_does(job, lambda: check_writable(options.output))
-    if options.scale:
-        device = device_of(options.device) if job is None else job.device
-        check_scaled_from(device_name(device), options.scale[0])
-
-
-def profile_locally(ranks: int, options: ProfileOptions) -> Document:
-    """The same in a job of ranks that are started here; see `calibrate.measure.ranks.launch`."""
-    job = options.model_dump_json()
-    local(ranks, "calibrate.measure.model.profile", job, kept=_kept(options))
-    document: Document = json.loads(options.output.read_text("utf-8"))
-    return document
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -299,4 +275,4 @@ def _try_beside(training: Training, job: Job) -> tuple[BesideAllReduces | None, 
 
 
 if __name__ == "__main__":
-    run_rank(lambda options: profile_in_job(ProfileOptions.model_validate_json(options)))
+    run_rank(profile_in_job, ProfileOptions)

@@ -22,13 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, batch_of, compute_threads, prepare
 from calibrate.measure.ranks.job import Job, taking_part
-from calibrate.measure.ranks.launch import local, run_rank
+from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.rounds import ModelOptions, OptimizerName
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 _LATER_STEPS = 3
 _NAMES = ("sync", "async")  # of checkpoints
-_NOTHING_KEPT = "Nothing was kept."
 
 
 class RestartOptions(ModelOptions):
@@ -38,6 +37,11 @@ class RestartOptions(ModelOptions):
     optimizer: OptimizerName = "adamw"
     timeout_s: float = 300.0
 
+    @property
+    def kept(self) -> str:
+        """Nothing: it prints at the end."""
+        return "Nothing was kept."
+
 
 def measure_restart(options: RestartOptions) -> None:
     """Measure in the job of torchrun's variables; every rank calls this, rank 0 prints.
@@ -46,7 +50,7 @@ def measure_restart(options: RestartOptions) -> None:
     lost.
     """
     began = time.perf_counter()
-    with taking_part(options.timeout_s, _NOTHING_KEPT) as job, compute_threads(1):
+    with taking_part(options) as job, compute_threads(1):
         everyone = torch.ones(1, device=job.device)
         dist.all_reduce(everyone)  # NCCL connects its ranks with the first one
         group_s = time.perf_counter() - began
@@ -68,12 +72,6 @@ def measure_restart(options: RestartOptions) -> None:
             job.barrier()
             if job.rank == 0:
                 rmtree(folder, ignore_errors=True)
-
-
-def measure_restart_locally(ranks: int, options: RestartOptions) -> None:
-    """Measure a restart and checkpoints by `ranks` ranks that are started on this machine."""
-    job = options.model_dump_json()
-    local(ranks, "calibrate.measure.model.restart", job, kept=_NOTHING_KEPT)
 
 
 def _make(folder: Path) -> None:
@@ -136,4 +134,4 @@ def _told(ranks: int, size_bytes: int, times_s: Sequence[float]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_rank(lambda options: measure_restart(RestartOptions.model_validate_json(options)))
+    run_rank(measure_restart, RestartOptions)

@@ -26,7 +26,7 @@ from calibrate.measure.errors import (
 from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.process_group import end_process_groups, gloo_first
-from calibrate.records.record import Layout
+from calibrate.records.record import JobOptions, Layout
 from ddpsim.errors import DdpsimError
 from ddpsim.wording import counted
 
@@ -270,18 +270,17 @@ def _gpu_of(place: Place) -> int | None:
 
 
 @contextmanager
-def taking_part(timeout_s: float, kept: str, *, comm_first: bool = False) -> Iterator[Job]:
+def taking_part(options: JobOptions) -> Iterator[Job]:
     """Join a job, see `join`, and leave it at the end, however that comes.
 
-    What torch or Ctrl-C ends it with comes out as a MeasureError, with `kept`: what is kept of the
-    work.
+    What torch or Ctrl-C ends it with comes out as a MeasureError, with what is kept of the work.
     """
-    job = join(timeout_s, comm_first=comm_first)
+    job = join(options.timeout_s, comm_first=options.comm_first)
     try:
         yield job
     except BaseException as error:
         job.leave(failed=not isinstance(error, RefusedError))  # which every rank raises
-        told = _told(error, job.rank, kept)
+        told = _told(error, job.rank, options.kept)
         if told is None:
             raise
         raise told from error

@@ -19,7 +19,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,9 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from calibrate.measure.errors import LostContactError, MeasureError, StoppedError
 from calibrate.measure.host.machine import loopback
+from calibrate.records.record import JobOptions
 from calibrate.signals import Ended, as_exceptions, name_of
 from ddpsim.errors import DdpsimError
 
+_T = TypeVar("_T")
+_Options = TypeVar("_Options", bound=JobOptions)
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
 
 ENDS_WITH_STARTER = "ends-with-starter"  # argument of a rank whose standard input is held open
@@ -37,22 +40,34 @@ ENDS_WITH_STARTER = "ends-with-starter"  # argument of a rank whose standard inp
 FAILED, LOST = 3, 4
 
 
-def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int = 1) -> None:
+def run(work: Callable[[_Options], _T], options: _Options, ranks: int | None = None) -> _T | None:
+    """What a job's work gives in the job of torchrun's variables; None of ranks started here.
+
+    Raises MeasureError as the work does; see `local`.
+    """
+    if ranks is None:
+        return work(options)
+    local(ranks, work.__module__, options)
+    return None
+
+
+def local(ranks: int, module: str, options: JobOptions, *, nodes: int = 1) -> None:
     """Run `python -m module options` as `ranks` ranks here, one compute thread each, to their end.
 
     `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
-    MeasureError with the reason of the rank that failed first, and `kept`: what is kept of the
-    work. Ctrl-C, SIGTERM and SIGHUP end all ranks: a StoppedError, or SystemExit after its words.
+    MeasureError with the reason of the rank that failed first, and what is kept of the work.
+    Ctrl-C, SIGTERM and SIGHUP end all ranks: a StoppedError, or SystemExit after its words.
     """
     if ranks < 1 or ranks % nodes:
         raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
+    kept = options.kept
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with as_exceptions():
                 # as they start, so that a signal between two of them finds the first
-                processes.extend(_started([module, options], ranks, nodes, logs))
+                processes.extend(_started([module, options.model_dump_json()], ranks, nodes, logs))
                 _wait(processes)
         except KeyboardInterrupt:
             raise StoppedError(f"stopped. {kept}".rstrip()) from None
@@ -162,8 +177,8 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def run_rank(task: Callable[[str], object]) -> NoReturn:
-    """Do the task, with its options as JSON from the first argument, and end this process.
+def run_rank(work: Callable[[_Options], object], options: type[_Options]) -> NoReturn:
+    """Do a job's work, with its options as JSON from the first argument, and end this process.
 
     ENDS_WITH_STARTER as the second argument ends it too, once its standard input is closed.
     """
@@ -173,7 +188,7 @@ def run_rank(task: Callable[[str], object]) -> NoReturn:
     if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be what its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        task(sys.argv[1])
+        work(options.model_validate_json(sys.argv[1]))
     except DdpsimError as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
         code = LOST if isinstance(error, LostContactError) else FAILED

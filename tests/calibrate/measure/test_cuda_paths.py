@@ -16,15 +16,17 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
+from measured.measuring import recorded
+
 from calibrate.fit.device.fit import fit_device
 from calibrate.fit.profile import fit_profile
 from calibrate.measure.cluster.plan import Options
-from calibrate.measure.cluster.session import measure_locally
-from calibrate.measure.ddp.rounds import measure_rounds_locally
+from calibrate.measure.ddp.rounds import measure_rounds
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.ranks.launch import local, run
 from calibrate.records.device_record import load_device_record
 from calibrate.records.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
-from calibrate.records.rounds import RoundOptions, Rounds
+from calibrate.records.rounds import RoundOptions, Rounds, load_rounds
 from calibrate.records.variant import Variant
 from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
@@ -56,11 +58,11 @@ def standin() -> object:
 def record(folder: Path) -> Record:
     """Everything but what needs more than a few MiB, then compute beside all-reduces."""
     path = folder / "record.json"
-    measure_locally(2, Options(output=path, memory_budget_bytes=32 * MIB, **_FEW))
+    recorded(2, Options(output=path, memory_budget_bytes=32 * MIB, **_FEW))
     beside = Options(
         output=path, memory_budget_bytes=2 * GIB, only=_BESIDE_EACH_OTHER, resume=True, **_FEW
     )
-    return measure_locally(2, beside)
+    return recorded(2, beside)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,8 @@ def rounds(folder: Path) -> tuple[Path, Rounds]:
         variants=(Variant(), Variant(comm_hook="fp16_compress"), Variant(accumulation_steps=2)),
         rounds=(3, 3),
     )
-    return path, measure_rounds_locally(2, options)
+    run(measure_rounds, options, 2)
+    return path, load_rounds(path)
 
 
 def profiled(path: Path, *options: str) -> dict[str, Any]:
@@ -151,6 +154,7 @@ def test_a_model_on_a_gpu(device: str, tmp_path: Path) -> None:
 _DEVICE = """
 from pathlib import Path
 from calibrate.measure.device.session import DeviceOptions, measure_device
+from calibrate.measure.ranks.launch import local, run
 from calibrate.records.device_record import Case
 step = Case(kind="step", model="resnet18", batch=2, size=64)
 plan = [Case(kind="launch", variant=v) for v in ("operator", "step", "kernel", "graph")]
@@ -236,7 +240,7 @@ def test_the_backend_is_that_of_the_devices_that_ranks_see(
     monkeypatch.setenv("STANDIN_GPUS", gpus)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     options = Options(output=tmp_path / "r.json", only=("jitter",), most_repetitions=1)
-    assert measure_locally(2, options).environment.backend == backend
+    assert recorded(2, options).environment.backend == backend
     told = "1 CUDA device for 2 ranks here: gloo on the CPU is measured" in capfd.readouterr().out
     assert told == (backend == "gloo")
 
@@ -246,7 +250,7 @@ def test_ranks_that_share_a_gpu_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("STANDIN_GPU", "7")
     with pytest.raises(MeasureError, match=r"ranks 0 and 1 have the same GPU \(\S+ GPU-7\)"):
-        measure_locally(2, Options(output=tmp_path / "r.json", only=("jitter",)))
+        recorded(2, Options(output=tmp_path / "r.json", only=("jitter",)))
 
 
 def test_ranks_of_one_host_that_count_as_nodes_are_told(
@@ -254,7 +258,7 @@ def test_ranks_of_one_host_that_count_as_nodes_are_told(
 ) -> None:
     """As where each GPU has a torchrun of its own."""
     options = Options(output=tmp_path / "r.json", only=("jitter",), most_repetitions=1)
-    measure_locally(2, options, nodes=2)
+    local(2, "calibrate.measure.cluster.session", options, nodes=2)
     assert "warning   nodes 0 and 1 are both on " in capfd.readouterr().out
 
 
@@ -272,4 +276,4 @@ def test_a_gpu_that_failed_ends_the_measurement(
         "DistBackendError": "NCCL of rank 1 failed: NCCL error in: here Duplicate GPU detected",
     }
     with pytest.raises(MeasureError, match=said[error]):
-        measure_locally(2, options)
+        recorded(2, options)

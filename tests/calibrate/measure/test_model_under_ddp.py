@@ -24,13 +24,12 @@ from calibrate.measure.model.document import scale_profile
 from calibrate.measure.model.profile import (
     Document,
     ProfileOptions,
-    profile,
     profile_in_job,
-    profile_locally,
     write_profile,
 )
 from calibrate.measure.model.samples import Samples, hook_cost_s
 from calibrate.measure.model.training import Training
+from calibrate.measure.ranks.launch import run
 from calibrate.measure.ranks.process_group import process_group
 from calibrate.records.rounds import Beside
 from ddpsim import load_scenario, simulate
@@ -72,7 +71,8 @@ def test_ranks_profile_together_and_the_first_writes(tmp_path: Path) -> None:
     options = ProfileOptions(
         output=tmp_path / "model.json", model="measure_helpers:two_layers", iterations=3
     )
-    document = profile_locally(2, options)
+    run(profile_in_job, options, 2)
+    document = json.loads(options.output.read_text())
     measured = document["measured"]
     read = read_profile(SourceFile("model.json", options.output))
     assert read.batch_per_rank == measured["batch_per_rank"] == 16
@@ -161,7 +161,7 @@ def test_a_profile_is_kept_whatever_becomes_of_it_beside_all_reduces(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_every_optimizer_steps_under_ddp_too(optimizer: Any) -> None:
-    document = profile("measure_helpers:two_layers", iterations=3, optimizer=optimizer)
+    document = profiled("two_layers", device="auto", optimizer=optimizer)
     assert document["measured"]["optimizer_s"] > 0
     assert None not in document["measured"]["ddp_hook_s"]
 

@@ -98,8 +98,8 @@ def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.M
         rounds=(2, 1000),
         budget_s=600,
     )
-    module = "import measured.quick_rounds, calibrate.measure.ddp.rounds as m; m._KEEP_S = 0.0; "
-    run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
+    module = "import measured.quick_rounds, calibrate.measure.ddp.rounds as m; m.KEEP_S = 0.0; "
+    run = "m.run_rank(m.measure_rounds, m.RoundOptions)"
     left, killed = run_job(["-c", module + run, options.model_dump_json()])
     assert killed.returncode == -signal.SIGKILL
     assert left.returncode == LOST

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.measure.cluster.plan import Options, Slot, Task, Team
-from calibrate.measure.cluster.session import measure_locally
-from calibrate.measure.model.profile import Document, profile
-from calibrate.measure.ranks.launch import local
+from calibrate.measure.cluster.session import measure
+from calibrate.measure.model.profile import Document, ProfileOptions, profile
+from calibrate.measure.ranks.launch import local, run
 from calibrate.records.record import Record, load_record
 
 # seconds, not minutes: few repetitions, and no room for the largest all-reduces
@@ -16,12 +16,17 @@ SMALL = {"most_repetitions": 2, "memory_budget_bytes": 160 * 2**20, "time_budget
 
 
 def ranks(count: int, output: Path, **options: Any) -> Record:
-    return measure_locally(count, asked(output, **options))
+    return recorded(count, asked(output, **options))
+
+
+def recorded(count: int, options: Options) -> Record:
+    run(measure, options, count)
+    return load_record(options.output)
 
 
 def two_ranks_shortly(output: Path, **options: Any) -> Record:
     """Every kind; see `measured.shortened`."""
-    local(2, "measured.shortened", asked(output, **options).model_dump_json())
+    local(2, "measured.shortened", asked(output, **options))
     return load_record(output)
 
 
@@ -36,4 +41,5 @@ def small_plan() -> list[Task]:
 
 
 def profiled(name: str, **options: Any) -> Document:
-    return profile(f"measure_helpers:{name}", **({"iterations": 3, "device": "cpu"} | options))
+    asked = {"model": f"measure_helpers:{name}", "output": "model.json", "iterations": 3}
+    return profile(ProfileOptions.model_validate(asked | {"device": "cpu"} | options))

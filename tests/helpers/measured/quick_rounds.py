@@ -13,4 +13,4 @@ from calibrate.records.rounds import RoundOptions
 work._LAYERS["cpu"] = (4, 128, 32)
 
 if __name__ == "__main__":
-    run_rank(lambda options: measure_rounds(RoundOptions.model_validate_json(options)))
+    run_rank(measure_rounds, RoundOptions)

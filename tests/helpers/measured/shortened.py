@@ -33,8 +33,7 @@ def _small(task: Task) -> Task:
     return replace(task, slots=tuple(replace(slot, size_bytes=MIB) for slot in task.slots))
 
 
-def _measure(text: str) -> None:
-    options = Options.model_validate_json(text)
+def _measure(options: Options) -> None:
     layout = Layout(nodes=1, gpus_per_node=2, line_rate_bytes_per_s=None)
     plan = default_plan(layout, gpu=False, data_loader=options.data_loader)
     budget_bytes = options.memory_budget_bytes or 0
@@ -42,4 +41,4 @@ def _measure(text: str) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(_measure)
+    run_rank(_measure, Options)

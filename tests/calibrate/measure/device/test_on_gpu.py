@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
+from measured.measuring import recorded
 
 from calibrate.fit.device.fit import fit_device
 from calibrate.measure.cluster.plan import Options
-from calibrate.measure.cluster.session import measure_locally
 from calibrate.measure.device.session import DeviceOptions, measure_device
-from calibrate.measure.model.profile import profile
+from calibrate.measure.model.profile import ProfileOptions, profile
 from calibrate.records.device_record import Case, DeviceRecord
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -74,7 +74,13 @@ def test_its_device_file_predicts_a_step(record: DeviceRecord) -> None:
 
 
 def test_a_model_is_profiled() -> None:
-    document = profile("calibrate.measure.zoo.profiled:resnet50", batch=8, iterations=3)
+    options = ProfileOptions(
+        model="calibrate.measure.zoo.profiled:resnet50",
+        output=Path("model.json"),
+        batch=8,
+        iterations=3,
+    )
+    document = profile(options)["measured"]
     assert document["forward_s"] > 0
     assert document["peak_memory"]["of"] == "tensors on the device"
     assert "warnings" not in document
@@ -82,6 +88,6 @@ def test_a_model_is_profiled() -> None:
 
 def test_one_rank_is_measured(tmp_path: Path) -> None:
     options = Options(output=tmp_path / "r.json", only=("device_copy", "optimizer", "ddp_hook"))
-    record = measure_locally(1, options)
+    record = recorded(1, options)
     assert record.environment.backend == "nccl"
     assert {m.kind for m in record.measurements} == {"device_copy", "optimizer", "ddp_hook"}
