@@ -2,7 +2,7 @@
 
 - `all_reduce`: measured all-reduce times, from any of the formats below
 - `nccl`: logs of nccl-tests
-- `osu`, `bandwidth_table`: tables of OSU's osu_allreduce and of all_reduce_bench.py
+- `tables`: those of OSU's osu_allreduce and of all_reduce_bench.py
 - `measured`: ranks, times and bandwidths of such a file, and whether they agree
 - `kineto`: traces of PyTorch's profiler
 - `profiles`: what calibration found of a cluster or of a model

@@ -11,7 +11,6 @@ from itertools import islice
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.bandwidth_table import is_bandwidth_table, read_bandwidth_table
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
@@ -25,7 +24,7 @@ from ddpsim.importers.measured import (
 )
 from ddpsim.importers.nccl.collectives import only_layout
 from ddpsim.importers.nccl.tests_log import read_json, read_text_log
-from ddpsim.importers.osu import is_of_osu, read_osu
+from ddpsim.importers.tables import read_table
 from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
@@ -112,10 +111,8 @@ def read_all_reduce(
 
     `layout` is that of a file which does not list its ranks. `operation` says whose times to take.
     """
-    if is_of_traces(source):
-        return _of_traces(source, operation, layout)
-    if is_of_chakra(source):
-        return _of_chakra(source, operation, layout)
+    if log := _of_jobs_traces(source, operation, layout):
+        return log
     stripped = (line.rstrip("\r\n") for line in lines_of(source, _WANTED))
     lines = in_memory(source.given, stripped, _MOST_BYTES)
     begin = "".join(islice((line for line in lines if line.strip()), 2))
@@ -132,36 +129,38 @@ def read_all_reduce(
     return _log(source.given, *read, operation)
 
 
-def _of_traces(source: SourceFile, operation: Operation, layout: Layout | None) -> AllReduceLog:
-    """The all-reduces of a training job, each alone on the links, without waits for late ranks."""
-    traces = read_rank_traces(source)
-    ranks, points = traces.world_size or len(traces.traces), traces.points
+def _of_jobs_traces(
+    source: SourceFile, operation: Operation, layout: Layout | None
+) -> AllReduceLog | None:
+    """The all-reduces of a training job; None for a file that is no trace.
+
+    Each alone on the links, without waits for late ranks; of one rank with its waits.
+    """
+    name = source.given
+    if is_of_traces(source):
+        traces = read_rank_traces(source)
+        kind, points, lacks = "profiler's traces", traces.points, "whose size is recorded"
+        ranks, is_one = traces.world_size or len(traces.traces), len(traces.traces) == 1
+    elif is_of_chakra(source):
+        points, lacks = read_chakra(source).all_reduces, "with a time"
+        kind, ranks, is_one = "Chakra execution trace", 0, True
+    else:
+        return None
     if operation != "all_reduce":
-        raise OtherCollectiveError(source.given, f"holds all-reduces alone, and no {operation}")
+        raise OtherCollectiveError(name, f"holds all-reduces alone, and no {operation}")
     if not points:
-        raise ImportFailedError(source.given, "holds no all-reduce whose size is recorded")
+        raise ImportFailedError(name, f"holds no all-reduce {lacks}")
+    if not ranks:
+        layout = layout_of_ranks(name, None, layout, _NO_RANKS)
     nodes, gpus = layout or (1, ranks)
-    if nodes * gpus != ranks:
+    if ranks and nodes * gpus != ranks:
         raise ImportFailedError(
-            source.given, f"is of {ranks} ranks, and the cluster has {nodes * gpus}; name its own"
+            name, f"is of {ranks} ranks, and the cluster has {nodes * gpus}; name its own"
         )
-    waits = f"{source.given} is of one rank: its all-reduces hold the waits for the others"
-    warnings = (waits,) if len(traces.traces) == 1 < ranks else ()
+    waits = f"{name} is of one rank: its all-reduces hold the waits for the others"
+    warnings = (waits,) if is_one and ranks != 1 else ()
     measured = Measured((nodes, gpus), list(points.items()), warnings=warnings)
-    return _log(source.given, "profiler's traces", measured, operation)
-
-
-def _of_chakra(source: SourceFile, operation: Operation, layout: Layout | None) -> AllReduceLog:
-    """The all-reduces of one rank, with its waits for the others."""
-    points = read_chakra(source).all_reduces
-    if operation != "all_reduce":
-        raise OtherCollectiveError(source.given, f"holds all-reduces alone, and no {operation}")
-    if not points:
-        raise ImportFailedError(source.given, "holds no all-reduce with a time")
-    layout = layout_of_ranks(source.given, None, layout, _NO_RANKS)
-    waits = f"{source.given} is of one rank: its all-reduces hold the waits for the others"
-    measured = Measured(layout, list(points.items()), warnings=(waits,), ranks_listed=False)
-    return _log(source.given, "Chakra execution trace", measured, operation)
+    return _log(name, kind, measured._replace(ranks_listed=bool(ranks)), operation)
 
 
 def _read_lines(
@@ -173,10 +172,8 @@ def _read_lines(
         if operation != "all_reduce":
             raise OtherCollectiveError(name, f"holds all-reduces alone (CSV), and no {operation}")
         return "all-reduce CSV", _read_csv(name, lines, header)
-    if is_of_osu(lines):
-        return "OSU table", read_osu(name, lines, operation, layout)
-    if is_bandwidth_table(lines):
-        return "all_reduce_bench.py table", read_bandwidth_table(name, lines, operation, layout)
+    if told := read_table(name, lines, operation, layout):
+        return told
     wanted = (
         "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
         f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"

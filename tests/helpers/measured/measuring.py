@@ -41,5 +41,5 @@ def small_plan() -> list[Task]:
 
 
 def profiled(name: str, **options: Any) -> Document:
-    asked = {"model": f"measure_helpers:{name}", "output": "model.json", "iterations": 3}
+    asked = {"model": f"measure_helpers:{name}", "output": Path("model.json"), "iterations": 3}
     return profile(ProfileOptions.model_validate(asked | {"device": "cpu"} | options))
