@@ -87,7 +87,7 @@ share() {
 export -f install machine
 export python wheels site
 calibrate=("$python" -m calibrate)
-zoo=calibrate.measure.zoo.profiled
+zoo=calibrate.measure.zoo.models
 
 # resumed FILE: --resume where an earlier round left one
 resumed() {

@@ -216,7 +216,7 @@ def stepping_in_backward(batch: int = 16) -> Any:
 
 
 def in_ddp(batch: int = 4) -> Any:
-    from calibrate.measure.ranks.process_group import process_group
+    from calibrate.measure.ranks.job import process_group
 
     with process_group("gloo"):
         model = DistributedDataParallel(nn.Linear(8, 8))

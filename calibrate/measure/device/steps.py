@@ -17,7 +17,7 @@ from calibrate.measure.clock import Mark
 from calibrate.measure.device.bench import DTYPES, Bench
 from calibrate.measure.model.samples import Samples, iterate
 from calibrate.measure.model.training import Made, Training, reduced_parameters
-from calibrate.measure.ranks.process_group import process_group
+from calibrate.measure.ranks.job import process_group
 from calibrate.measure.zoo.models import build, inputs_of, loss_of
 from calibrate.records.device_record import Case, DeviceMeasurement
 from ddpsim.files import no_collection

@@ -1,8 +1,7 @@
 """`doctor`: what would spoil a measurement or stop a job, and what to do about it.
 
 `inspect_host` looks, `diagnose` judges what was seen; neither needs torch. The clocks of several
-nodes are compared inside a job (`calibrate.measure.host.clocks`): `clock_offset` from one rank's
-exchanges, `check_clocks` over several ranks.
+nodes are compared inside a job (`calibrate.measure.host.clocks`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -29,10 +28,10 @@ from ddpsim.wording import counted
 Severity = Literal["error", "warning", "note"]
 _LITTLE_MEMORY = 2 * 2**30
 _IDLE = 0.05  # a GPU that is used no more than this
-_SKEW_S = 0.1
 
 MasterState = Literal["unset", "free", "in use", "answers", "refused", "silent", "unknown host"]
 _IFF_UP = 1
+_Told = tuple[Severity, str]
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,10 @@ class Finding:
     """Something seen: how bad it is, what it is, and what to do."""
 
     severity: Severity
-    message: str
-    advice: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.message}; {self.advice}"
+        return f"{self.severity}: {self.text}"
 
 
 def doctor(
@@ -62,241 +60,140 @@ def doctor(
 
 def diagnose(host: Host) -> list[Finding]:
     """All findings, errors first; an empty list means that nothing was found."""
-    checks = (
-        _interfaces,
-        _own_name,
-        _master,
-        _gpus,
-        _transport,
-        _congestion_control,
-        _memory,
-        _load,
-        _threads,
-        _governor,
-    )
-    found = [finding for check in checks for finding in check(host)]
+    checks = (_interfaces, _own_name, _master, _gpus, _transport, _memory_and_load, _threads)
+    found = [Finding(*told) for check in checks for told in check(host)]
     order: tuple[Severity, ...] = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def _interfaces(host: Host) -> Iterator[Finding]:
+def _interfaces(host: Host) -> Iterator[_Told]:
     """NCCL's and gloo's: with NCCL too the ranks talk by gloo. None are known off Linux."""
-    if not host.interfaces:
-        return
-    for backend in dict.fromkeys((host.backend, "gloo")):
+    for backend in dict.fromkeys((host.backend, "gloo")) if host.interfaces else ():
         yield from _interface(host, backend)
 
 
-def _interface(host: Host, backend: str) -> Iterator[Finding]:
+def _interface(host: Host, backend: str) -> Iterator[_Told]:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     given = host.variables.get(variable, "")
     there = ", ".join(name for name, is_up in host.interfaces.items() if is_up) or "none"
-    if not given:
-        if host.nodes > 1 and backend == host.backend:
-            yield Finding(
-                "note",
-                f"{variable} is not set",
-                f"set it to the interface that joins the nodes (up here: {there})",
-            )
+    if not given and host.nodes > 1 and backend == host.backend:
+        join = f"set it to the interface that joins the nodes (up here: {there})"
+        yield "note", f"{variable} is not set; {join}"
+    if backend == "nccl" and not given.startswith("="):  # its names are prefixes
         return
-    for name in _exact_names(given, backend):
+    for name in filter(None, given.lstrip("=").split(",")):
         if name not in host.interfaces:
-            message, advice = "which this host lacks", f"name one that is up: {there}"
+            wrong = f"which this host lacks; name one that is up: {there}"
         elif not host.interfaces[name]:
-            message, advice = "which is down", f"bring it up, or name one that is up: {there}"
+            wrong = f"which is down; bring it up, or name one that is up: {there}"
         elif name == "lo" and host.nodes > 1:
-            message, advice = "which reaches no other node", "name the interface that joins them"
+            wrong = "which reaches no other node; name the interface that joins them"
         else:
             continue
-        yield Finding("error", f"{variable} names {name}, {message}", advice)
+        yield "error", f"{variable} names {name}, {wrong}"
 
 
-def _exact_names(given: str, backend: str) -> list[str]:
-    """Interfaces that a variable names; NCCL's are prefixes (kept out) unless `=` stands first."""
-    names = [name for name in given.lstrip("=").split(",") if name]
-    if backend == "nccl" and not given.startswith("="):
-        return []
-    return names
-
-
-def _own_name(host: Host) -> Iterator[Finding]:
+def _own_name(host: Host) -> Iterator[_Told]:
     if host.nodes == 1 or host.variables.get("GLOO_SOCKET_IFNAME"):
         return
     if not host.host_address or host.host_address.startswith("127."):
-        leads = host.host_address or "nothing"
-        yield Finding(
-            "error",
-            f"this host's own name resolves to {leads}, which gloo would tell the other nodes",
-            "set GLOO_SOCKET_IFNAME, or mend /etc/hosts",
-        )
+        leads = f"this host's own name resolves to {host.host_address or 'nothing'}"
+        mend = "set GLOO_SOCKET_IFNAME, or mend /etc/hosts"
+        yield "error", f"{leads}, which gloo would tell the other nodes; {mend}"
 
 
-def _master(host: Host) -> Iterator[Finding]:
+def _master(host: Host) -> Iterator[_Told]:
     name, port = host.variables.get("MASTER_ADDR", ""), host.variables.get("MASTER_PORT", "")
-    if host.master == "in use":
-        yield Finding("error", f"MASTER_PORT {port} is in use on this host", "choose another port")
-    elif host.master == "silent":
-        yield Finding(
+    told: dict[MasterState, _Told] = {
+        "in use": ("error", f"MASTER_PORT {port} is in use on this host; choose another port"),
+        "silent": (
             "error",
-            f"{name}:{port} does not answer",
-            "check the address, and that no firewall is between",
-        )
-    elif host.master == "unknown host":
-        yield Finding(
-            "error", f"MASTER_ADDR {name} is no known host", "give its IP address, or mend DNS"
-        )
-    elif host.master == "refused":
-        yield Finding(
-            "note", f"{name} is there, but nobody listens on {port} yet", "start rank 0 first"
-        )
+            f"{name}:{port} does not answer; check the address, and that no firewall is between",
+        ),
+        "unknown host": (
+            "error",
+            f"MASTER_ADDR {name} is no known host; give its IP address, or mend DNS",
+        ),
+        "refused": (
+            "note",
+            f"{name} is there, but nobody listens on {port} yet; start rank 0 first",
+        ),
+    }
+    if host.master in told:
+        yield told[host.master]
 
 
-def _gpus(host: Host) -> Iterator[Finding]:
+def _gpus(host: Host) -> Iterator[_Told]:
     if host.backend != "nccl":
         return
     if not host.gpus:
-        yield Finding(
-            "error",
-            "nvidia-smi shows no GPU",
-            "install or mend its driver, or measure gloo (--backend gloo)",
-        )
-        return
-    if len(host.gpus) < host.ranks_here:
-        yield Finding(
-            "error",
-            f"{counted(host.ranks_here, 'rank')} here, but {counted(len(host.gpus), 'GPU')}",
-            "start a rank for each GPU (--nproc-per-node), or look at CUDA_VISIBLE_DEVICES",
-        )
+        mend = "install or mend its driver, or measure gloo (--backend gloo)"
+        yield "error", f"nvidia-smi shows no GPU; {mend}"
+    elif len(host.gpus) < host.ranks_here:
+        few = f"{counted(host.ranks_here, 'rank')} here, but {counted(len(host.gpus), 'GPU')}"
+        each = "start a rank for each GPU (--nproc-per-node), or look at CUDA_VISIBLE_DEVICES"
+        yield "error", f"{few}; {each}"
     names = dict.fromkeys(gpu.name for gpu in host.gpus)
     if len(names) > 1:
-        yield Finding(
-            "warning",
-            f"the GPUs of this host differ: {', '.join(names)}",
-            "measure alike ones (CUDA_VISIBLE_DEVICES): a profile is of one kind",
-        )
+        alike = "measure alike ones (CUDA_VISIBLE_DEVICES): a profile is of one kind"
+        yield "warning", f"the GPUs of this host differ: {', '.join(names)}; {alike}"
     for gpu in host.gpus:
-        yield from _gpu(gpu)
+        if gpu.busy is not None and gpu.busy > _IDLE:
+            busy = f"GPU {gpu.index} is busy {gpu.busy:.0%} of the time: others compute on it"
+            yield "warning", f"{busy}; wait until it is idle (nvidia-smi names the processes)"
+        yield from _memory(gpu.free_memory_bytes, f"on GPU {gpu.index}")
 
 
-def _gpu(gpu: Gpu) -> Iterator[Finding]:
-    if gpu.busy is not None and gpu.busy > _IDLE:
-        yield Finding(
-            "warning",
-            f"GPU {gpu.index} is busy {gpu.busy:.0%} of the time: others compute on it",
-            "wait until it is idle (nvidia-smi names the processes)",
-        )
-    if gpu.free_memory_bytes is not None and gpu.free_memory_bytes < _LITTLE_MEMORY:
-        yield Finding(
-            "warning",
-            f"{gpu.free_memory_bytes / 2**30:.1f} GiB of memory is free on GPU {gpu.index}",
-            "free some, or lower --memory-budget; large all-reduces are left out",
-        )
+def _memory(free_bytes: float | None, where: str) -> Iterator[_Told]:
+    if free_bytes is not None and free_bytes < _LITTLE_MEMORY:
+        free = "free some, or lower --memory-budget; large all-reduces are left out"
+        yield "warning", f"{free_bytes / 2**30:.1f} GiB of memory is free {where}; {free}"
 
 
-def _transport(host: Host) -> Iterator[Finding]:
-    if host.backend != "nccl" or host.nodes == 1:
+def _transport(host: Host) -> Iterator[_Told]:
+    """What joins the nodes. BBR's PROBE_RTT: draft-cardwell-iccrg-bbr-congestion-control."""
+    if host.nodes == 1:
         return
-    disabled = host.variables.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-    if host.infiniband and disabled:
-        yield Finding(
-            "warning",
-            f"NCCL_IB_DISABLE is set, but there is {', '.join(host.infiniband)}",
-            "unset it, unless TCP is what you mean to measure",
-        )
-    if not host.infiniband:
-        yield Finding(
-            "note",
-            "no InfiniBand or RoCE device: NCCL will use TCP sockets",
-            "if there should be one, check its driver (ls /sys/class/infiniband)",
-        )
+    is_nccl, devices = host.backend == "nccl", ", ".join(host.infiniband)
+    if is_nccl and devices and host.variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        unset = "unset it, unless TCP is what you mean to measure"
+        yield "warning", f"NCCL_IB_DISABLE is set, but there is {devices}; {unset}"
+    if is_nccl and not devices:
+        look = "if there should be one, check its driver (ls /sys/class/infiniband)"
+        yield "note", f"no InfiniBand or RoCE device: NCCL will use TCP sockets; {look}"
+    if (not is_nccl or not devices) and host.congestion_control.startswith("bbr"):
+        pauses = "which pauses for 200 ms every 10 s: some all-reduces will be that much longer"
+        cubic = "cubic, Linux's default (sysctl net.ipv4.tcp_congestion_control=cubic)"
+        usual = f"use {cubic}, unless you will train like this"
+        yield "warning", f"TCP's congestion control is {host.congestion_control}, {pauses}; {usual}"
 
 
-def _congestion_control(host: Host) -> Iterator[Finding]:
-    """BBR's PROBE_RTT: draft-cardwell-iccrg-bbr-congestion-control."""
-    is_tcp = host.backend == "gloo" or not host.infiniband
-    if host.nodes > 1 and is_tcp and host.congestion_control.startswith("bbr"):
-        yield Finding(
-            "warning",
-            f"TCP's congestion control is {host.congestion_control}, which pauses for 200 ms every "
-            "10 s: some all-reduces will be that much longer",
-            "use cubic, Linux's default (sysctl net.ipv4.tcp_congestion_control=cubic), unless you "
-            "will train like this",
-        )
-
-
-def _memory(host: Host) -> Iterator[Finding]:
-    if host.free_memory_bytes is None:
-        return
-    each = host.free_memory_bytes / host.ranks_here
-    if each < _LITTLE_MEMORY:
-        yield Finding(
-            "warning",
-            f"{each / 2**30:.1f} GiB of memory is free for each of {host.ranks_here} ranks",
-            "free some, or lower --memory-budget; large all-reduces are left out",
-        )
-
-
-def _load(host: Host) -> Iterator[Finding]:
+def _memory_and_load(host: Host) -> Iterator[_Told]:
+    if host.free_memory_bytes is not None:
+        ranks = host.ranks_here
+        yield from _memory(host.free_memory_bytes / ranks, f"for each of {ranks} ranks")
     if host.load > 0.1 * host.cores:
-        yield Finding(
-            "warning",
-            f"the load average is {host.load:.2f} on {host.cores} cores: others compute here",
-            "wait until the machine is idle",
-        )
+        load = f"the load average is {host.load:.2f} on {host.cores} cores"
+        yield "warning", f"{load}: others compute here; wait until the machine is idle"
+    if host.governor and host.governor != "performance":
+        changes = f"the CPU governor is {host.governor}: clock rates change while one measures"
+        fixed = "set it to performance (cpupower frequency-set -g performance)"
+        yield "warning", f"{changes}; {fixed}"
 
 
-def _threads(host: Host) -> Iterator[Finding]:
+def _threads(host: Host) -> Iterator[_Told]:
     text = host.variables.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdecimal() and int(text) else host.cores
     needed = threads * host.ranks_here
     each = f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')}"
     if host.backend == "gloo" and needed > host.cores:
         given = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
-        yield Finding(
-            "warning",
-            f"{each} on {host.cores} cores ({given})",
-            f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks",
-        )
+        fewer = f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks"
+        yield "warning", f"{each} on {host.cores} cores ({given}); {fewer}"
     elif host.backend == "gloo" and needed > host.cores - host.ranks_here:
-        yield Finding(
-            "note",
-            f"{each} leave no core a rank to gloo's threads: "
-            "they wait for the processor, and compute for them",
-            "set a lower OMP_NUM_THREADS, unless you will train like this",
-        )
-
-
-def _governor(host: Host) -> Iterator[Finding]:
-    if host.governor and host.governor != "performance":
-        yield Finding(
-            "warning",
-            f"the CPU governor is {host.governor}: clock rates change while one measures",
-            "set it to performance (cpupower frequency-set -g performance)",
-        )
-
-
-def clock_offset(exchanges: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Seconds that another clock is ahead, and the bound of the error.
-
-    Each exchange is (sent, the other's clock, received back); the quickest one tells the most:
-    half its round trip bounds the error (D. Mills, RFC 5905, section 8).
-    """
-    sent, theirs, back = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
-    return theirs - (sent + back) / 2, (back - sent) / 2
-
-
-def check_clocks(offsets: Mapping[int, tuple[float, float]]) -> list[Finding]:
-    """Findings about ranks whose clock surely differs from rank 0's by more than 0.1 s."""
-    return [
-        Finding(
-            "warning",
-            f"the clock of rank {rank} is {abs(ahead):.3f} s "
-            f"{'ahead of' if ahead > 0 else 'behind'} rank 0's",
-            "run NTP or chrony: traces of several ranks will not line up",
-        )
-        for rank, (ahead, error) in sorted(offsets.items())
-        if abs(ahead) - error > _SKEW_S
-    ]
+        waits = "they wait for the processor, and compute for them"
+        lower = "set a lower OMP_NUM_THREADS, unless you will train like this"
+        yield "note", f"{each} leave no core a rank to gloo's threads: {waits}; {lower}"
 
 
 @dataclass(frozen=True)
@@ -366,13 +263,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _seen_interfaces(root: Path) -> dict[str, bool]:
     """Interfaces, up if the administrator and the link say so (loopback's link is unknown)."""
-    seen = {}
-    for entry in _entries(root / "sys/class/net"):
-        flags = text_of(entry / "flags")
-        if flags:
-            is_up = bool(int(flags, 16) & _IFF_UP)
-            seen[entry.name] = is_up and text_of(entry / "operstate") != "down"
-    return seen
+    return {
+        entry.name: bool(int(flags, 16) & _IFF_UP) and text_of(entry / "operstate") != "down"
+        for entry in _entries(root / "sys/class/net")
+        if (flags := text_of(entry / "flags"))
+    }
 
 
 def _own_address() -> str:
@@ -390,28 +285,17 @@ def _seen_master(variables: Mapping[str, str]) -> MasterState:
         raise MeasureError(f"MASTER_PORT is {port!r}: wanted a number from 1 to 65535")
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "answers"  # torchrun itself listens, on behalf of rank 0
-    if variables.get("RANK", "0") == "0":
-        return _is_free(int(port))
-    return _answer(address, int(port))
-
-
-def _is_free(port: int) -> MasterState:
-    """Rank 0 listens on the port: can it?"""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return "in use"
-    return "free"
-
-
-def _answer(address: str, port: int) -> MasterState:
-    """The others connect to it; "refused" means that its host is there and rank 0 is not yet."""
+    is_first = variables.get("RANK", "0") == "0"
     try:
-        socket.create_connection((address, port), timeout=3).close()
+        if not is_first:
+            socket.create_connection((address, int(port)), timeout=3).close()
+            return "answers"
+        with socket.socket() as probe:  # rank 0 will listen there
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", int(port)))
     except socket.gaierror:
         return "unknown host"
     except OSError as error:
-        return "refused" if error.errno == errno.ECONNREFUSED else "silent"
-    return "answers"
+        there: MasterState = "refused" if error.errno == errno.ECONNREFUSED else "silent"
+        return "in use" if is_first else there  # refused: rank 0 is not there yet
+    return "free"

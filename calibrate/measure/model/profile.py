@@ -48,9 +48,8 @@ from calibrate.measure.model.training import (
     told_of_unused,
 )
 from calibrate.measure.model.user_code import told_of_code
-from calibrate.measure.ranks.job import Job, taking_part
+from calibrate.measure.ranks.job import Job, process_group, taking_part
 from calibrate.measure.ranks.launch import run_rank
-from calibrate.measure.ranks.process_group import process_group
 from calibrate.records.rounds import ModelOptions
 from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically

@@ -94,3 +94,27 @@ def loss_of(output: Tensor) -> Tensor:
     return F.cross_entropy(
         output.float(), torch.zeros(len(output), dtype=torch.long, device=output.device)
     )
+
+
+Profiled = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
+
+
+def resnet50(batch: int = 64) -> Profiled:
+    """Images of 224 x 224."""
+    return _profiled("resnet50", batch, 224)
+
+
+def vit_b_16(batch: int = 32) -> Profiled:
+    """Images of 224 x 224."""
+    return _profiled("vit_b_16", batch, 224)
+
+
+def gpt2(batch: int = 8) -> Profiled:
+    """Sequences of 512 tokens."""
+    return _profiled("gpt2", batch, 512)
+
+
+def _profiled(name: str, batch: int, size: int) -> Profiled:
+    here = torch.device("cpu")
+    model = build(name, here)
+    return model, inputs_of(model, batch, size, here), loss_of

@@ -30,7 +30,7 @@ from calibrate.measure.model.training import (
     prepare,
     reduced_parameters,
 )
-from calibrate.measure.ranks.process_group import process_group
+from calibrate.measure.ranks.job import process_group
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.profiles.model import read_profile

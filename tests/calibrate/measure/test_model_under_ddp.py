@@ -29,8 +29,8 @@ from calibrate.measure.model.profile import (
 )
 from calibrate.measure.model.samples import Samples, hook_cost_s
 from calibrate.measure.model.training import Training
+from calibrate.measure.ranks.job import process_group
 from calibrate.measure.ranks.launch import run
-from calibrate.measure.ranks.process_group import process_group
 from calibrate.records.rounds import Beside
 from ddpsim import load_scenario, simulate
 from ddpsim.importers.profiles.model import read_profile

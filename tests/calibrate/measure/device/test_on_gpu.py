@@ -75,7 +75,7 @@ def test_its_device_file_predicts_a_step(record: DeviceRecord) -> None:
 
 def test_a_model_is_profiled() -> None:
     options = ProfileOptions(
-        model="calibrate.measure.zoo.profiled:resnet50",
+        model="calibrate.measure.zoo.models:resnet50",
         output=Path("model.json"),
         batch=8,
         iterations=3,

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
-from calibrate.measure.host.clocks import clock_offsets
-from calibrate.measure.host.doctor import check_clocks, clock_offset
+from calibrate.measure.host.clocks import check_clocks, clock_offset, clock_offsets
 from calibrate.measure.ranks.job import join
 from calibrate.measure.ranks.launch import free_port
 
