@@ -29,7 +29,7 @@ class StoppedError(MeasureError):
     """Ctrl-C; says what is kept of the work."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What torch said, without the trace that it adds; with what NCCL calls its last error."""
     lines = str(error).strip().splitlines() or ["no reason given"]
     last = [i + 1 for i, line in enumerate(lines) if line.startswith(_LAST_ERROR)]

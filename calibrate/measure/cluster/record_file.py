@@ -1,4 +1,4 @@
-"""The file of a record in a job: begun or resumed, and kept whole after every measurement."""
+"""Files of records: begun or resumed, and kept whole after every measurement."""
 
 from __future__ import annotations
 
@@ -17,44 +17,36 @@ from calibrate.records.record import SCHEMA, Record, load_record
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class RecordFile:
-    """The file as rank 0 writes it; the other ranks hear whether it could."""
+def first_record(job: Job, options: Options) -> Record:
+    """An empty record, or the one to resume, as rank 0 has it, written.
 
-    def __init__(self, job: Job, options: Options) -> None:
-        self._job, self._options = job, options
+    Raises MeasureError on every rank where rank 0 cannot.
+    """
 
-    def first_record(self) -> Record:
-        """An empty record, or the one to resume, as rank 0 has it."""
+    def begun() -> Record:
+        try:
+            record = _load(job, options)
+        except OSError as error:
+            raise _unwritten(options.output, error) from None
+        write_record(record, options.output)
+        return record
 
-        def begun() -> Record:
-            try:
-                record = self._load()
-            except OSError as error:
-                raise _unwritten(self._options.output, error) from None
-            write_record(record, self._options.output)
-            return record
+    return job.first_does(begun)
 
-        return self._job.first_does(begun)
 
-    def _load(self) -> Record:
-        path, job = self._options.output, self._job
-        layout = job.place.layout.model_copy(
-            update={"line_rate_bytes_per_s": self._options.line_rate_bytes_per_s}
-        )
-        fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
-        if is_free(path, SCHEMA, resume=self._options.resume):
-            return fresh
-        old = load_record(path)
-        check_same_machine(old, fresh, path)
-        details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
-        here = old.environment.model_copy(update={"details": details})
-        rate = fresh.layout.line_rate_bytes_per_s or old.layout.line_rate_bytes_per_s
-        layout = old.layout.model_copy(update={"line_rate_bytes_per_s": rate})
-        return old.model_copy(update={"environment": here, "layout": layout})
-
-    def save(self, record: Record) -> None:
-        """Write the record; raises MeasureError on every rank where rank 0 cannot."""
-        self._job.first_does(lambda: write_record(record, self._options.output))
+def _load(job: Job, options: Options) -> Record:
+    path, rate = options.output, options.line_rate_bytes_per_s
+    layout = job.place.layout.model_copy(update={"line_rate_bytes_per_s": rate})
+    fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
+    if is_free(path, SCHEMA, resume=options.resume):
+        return fresh
+    old = load_record(path)
+    check_same_machine(old, fresh, path)
+    details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
+    here = old.environment.model_copy(update={"details": details})
+    known = {"line_rate_bytes_per_s": rate or old.layout.line_rate_bytes_per_s}
+    layout = old.layout.model_copy(update=known)
+    return old.model_copy(update={"environment": here, "layout": layout})
 
 
 def write_record(record: BaseModel, path: Path) -> None:
@@ -70,7 +62,11 @@ def _unwritten(path: Path, error: OSError) -> MeasureError:
     is_full = error.errno in _NO_ROOM
     reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
     begin = f"{path} cannot be written: {reason}"
-    if not _is_there(path):
+    try:
+        is_there = path.is_file()
+    except OSError:
+        is_there = False
+    if not is_there:
         return MeasureError(f"{begin}: {'make room, or ' * is_full}name another file")
     mend = "make room" if is_full else "mend that"
     return MeasureError(
@@ -93,11 +89,3 @@ def is_free(path: Path, schema: str, *, resume: bool) -> bool:
             f"{path} is there already: go on from it with --resume, or name another file"
         )
     return False
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a file is, as far as can be told."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False

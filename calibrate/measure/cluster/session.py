@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from calibrate.measure.cluster.plan import Options, Task, default_plan, teams
-from calibrate.measure.cluster.record_file import RecordFile
+from calibrate.measure.cluster.record_file import first_record, write_record
 from calibrate.measure.cluster.timing import WARMUPS, RoundTime, TaskTimer
 from calibrate.measure.host.environment import check_same, one_host_as_several, rank_facts
 from calibrate.measure.host.machine import free_memory_bytes
@@ -71,7 +71,7 @@ class _Session:
         loader: Callable[[], Iterable[object]] | None,
     ) -> None:
         self._job, self._options = job, options
-        self._file, self._timer = RecordFile(job, options), TaskTimer(job, options, loader)
+        self._timer = TaskTimer(job, options, loader)
         self._plan, self._began = plan, time.monotonic()
 
     def run(self) -> Record:
@@ -79,7 +79,7 @@ class _Session:
         job, options = self._job, self._options
         facts = job.everyone(rank_facts(job))
         check_same(facts)
-        record = self._file.first_record()
+        record = first_record(job, options)
         held = {m.key for m in record.measurements}
         tasks = [task for task in self._tasks() if not held.issuperset(task.keys)]
         job.open_groups([team.ranks for team in teams(job.place.layout)])
@@ -103,10 +103,16 @@ class _Session:
                 record = self._one(task, record, budget, reporter)
             for task in tasks:
                 if task not in fitting:
-                    record = _skip(task, _too_large(task, memory), record, reporter)
-            self._file.save(record)
+                    needed, budgeted = format_bytes(task.memory_bytes), format_bytes(memory)
+                    problem = f"needs {needed}, more than the memory budget of {budgeted}"
+                    record = _skip(task, problem, record, reporter)
+            self._save(record)
             reporter.say(f"{len(record.measurements)} measurements in {options.output}")
         return record
+
+    def _save(self, record: Record) -> None:
+        """Write the record; raises MeasureError on every rank where rank 0 cannot."""
+        self._job.first_does(lambda: write_record(record, self._options.output))
 
     def _tasks(self) -> list[Task]:
         layout = self._job.place.layout
@@ -120,30 +126,37 @@ class _Session:
         ]
 
     def _memory_bytes(self) -> int:
-        """What a rank may use: the least over the ranks."""
-        given = self._options.memory_budget_bytes
-        share = int(_MEMORY_SHARE * _free_bytes(self._job))
-        return int(min(row[0] for row in self._job.numbers([given or share])))
+        """What a rank may use: a share of its GPU's or its part of the node's, the least of all."""
+        job, given = self._job, self._options.memory_budget_bytes
+        if job.device.type == "cuda":
+            free_bytes = int(torch.cuda.mem_get_info(job.device)[0])
+        else:
+            of_node = free_memory_bytes()
+            ranks = job.place.local_world_size
+            free_bytes = _USUAL_FREE_BYTES if of_node is None else of_node // ranks
+        share = int(_MEMORY_SHARE * free_bytes)
+        return int(min(row[0] for row in job.numbers([given or share])))
 
     def _one(self, task: Task, record: Record, budget: Budget, reporter: Reporter) -> Record:
         budget.spent_s = self._job.from_first(time.monotonic() - self._began)
         share_s, least_s = budget.share_s(), budget.least_s(task)
         problem = _too_long(share_s, least_s)
         measured: list[Measurement] = []
-        taken = RoundTime()
         if not problem:
             left_s = budget.total_s - budget.spent_s
             problem, taken, measured = self._timer.measure(task, share_s, left_s)
         if problem:
             reporter.done()
             return _skip(task, problem, record, reporter)
+        budget.known[task.series] = (task.first.size_bytes, taken)
         for measurement in measured:
             record = record.with_measurement(measurement)
-            budget.known[task.series] = (task.first.size_bytes, taken)
             for note in measurement.notes:
                 reporter.say(f"warning   {task}: {note}")
-        self._file.save(record)
-        reporter.done(f"measured  {task}: {_in_short(measured[0])}")
+        self._save(record)
+        samples = measured[0].samples_s
+        in_short = f"{format_duration(median(samples))} (median of {len(samples)})"
+        reporter.done(f"measured  {task}: {in_short}")
         return record
 
 
@@ -157,11 +170,6 @@ def _skip(task: Task, problem: str, record: Record, reporter: Reporter) -> Recor
     return record.model_copy(update={"environment": here})
 
 
-def _too_large(task: Task, memory: int) -> str:
-    needed, budget = format_bytes(task.memory_bytes), format_bytes(memory)
-    return f"needs {needed}, more than the memory budget of {budget}"
-
-
 def _too_long(share_s: float, least_s: float) -> str:
     """Why a task does not fit into the time left; empty if it does."""
     if share_s <= 0:
@@ -172,19 +180,6 @@ def _too_long(share_s: float, least_s: float) -> str:
             f"more than its share of the time budget, {format_duration(share_s)}"
         )
     return ""
-
-
-def _in_short(measurement: Measurement) -> str:
-    samples = measurement.samples_s
-    return f"{format_duration(median(samples))} (median of {len(samples)})"
-
-
-def _free_bytes(job: Job) -> int:
-    """Free memory for one rank of this machine: the GPU's, or its part of the node's."""
-    if job.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(job.device)[0])
-    free_bytes = free_memory_bytes()
-    return _USUAL_FREE_BYTES if free_bytes is None else free_bytes // job.place.local_world_size
 
 
 if __name__ == "__main__":

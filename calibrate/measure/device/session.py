@@ -7,7 +7,7 @@ import gzip
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,7 +28,7 @@ from calibrate.measure.device.steps import (
 )
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
 from calibrate.measure.host.environment import check_same_environment, device_environment
-from calibrate.measure.host.machine import free_memory_bytes, keep_freed_memory
+from calibrate.measure.host.machine import free_memory_bytes
 from calibrate.measure.model.profile import device_of
 from calibrate.measure.model.training import compute_threads
 from calibrate.measure.ranks.launch import Reporter
@@ -84,7 +84,12 @@ class DeviceOptions:
     resume: bool = False
     rounds: int = 3
     trace: bool = True
-    plan: Sequence[Case] | None = field(default=None)
+    plan: Sequence[Case] | None = None
+
+    @property
+    def kept(self) -> str:
+        """What a user is told where the work ends early."""
+        return f"What was measured is in {self.output}; the same command with --resume goes on"
 
 
 def measure_device(options: DeviceOptions) -> DeviceRecord:
@@ -95,21 +100,19 @@ def measure_device(options: DeviceOptions) -> DeviceRecord:
     check_writable(options.output)
     device = device_of(options.device)
     with compute_threads(1), as_exceptions():
-        allocator = keep_freed_memory() if device.type == "cpu" else ""
-        file = DeviceRecordFile(options.output, device, allocator, resume=options.resume)
+        record = _first_record(options, device)
         try:
-            return _Session(options, Bench.of(device), file).run()
+            return _Session(options, Bench.of(device), record).run()
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped. {file.kept}") from None
+            raise StoppedError(f"stopped. {options.kept}") from None
 
 
 class _Session:
     """One run on one device."""
 
-    def __init__(self, options: DeviceOptions, bench: Bench, file: DeviceRecordFile) -> None:
-        self._options, self._bench, self._file = options, bench, file
+    def __init__(self, options: DeviceOptions, bench: Bench, record: DeviceRecord) -> None:
+        self._options, self._bench, self._record = options, bench, record
         self._ends = time.monotonic() + options.time_budget_s
-        self._record = file.first_record()
         self._traced = not options.trace
 
     def run(self) -> DeviceRecord:
@@ -132,13 +135,11 @@ class _Session:
             if case.kind not in _BEFORE_TRACE:
                 self._trace(reporter)
             held = self._record.find(case)
-            if held and (held.rounds > number or case.kind in _ONCE):
+            is_done = held and (held.rounds > number or case.kind in _ONCE)
+            if is_done or (number and str(case) in self._record.skipped):
                 reporter.done()
-                continue
-            if number and str(case) in self._record.skipped:
-                reporter.done()
-                continue
-            self._one(case, held, reporter)
+            else:
+                self._one(case, held, reporter)
 
     def _one(self, case: Case, held: DeviceMeasurement | None, reporter: Reporter) -> None:
         reporter.begin(str(case))
@@ -149,28 +150,29 @@ class _Session:
                 measured = _RUNNERS[case.kind](case, self._bench)
             except torch.AcceleratorError as error:
                 raise MeasureError(
-                    f"the GPU failed at {case}: {first_line(error)}. {self._file.kept}"
+                    f"the GPU failed at {case}: {first_line(error)}. {self._options.kept}"
                 ) from None
             except Exception as error:  # noqa: BLE001 -- memory, a type, a compiler: all are told
                 problem = first_line(error)[:_LONGEST_REASON]
             else:
-                took_s = time.monotonic() - began
-                self._keep(measured.model_copy(update={"took_s": took_s}), reporter)
+                took = {"took_s": time.monotonic() - began}
+                parts = {part: format_duration(min(s)) for part, s in measured.samples_s.items()}
+                told = ", ".join(f"{part} {text}" for part, text in parts.items())
+                record = self._record.with_measurement(measured.model_copy(update=took))
+                self._keep(record, f"measured  {case}: {told}", reporter)
             if self._bench.on_gpu:
                 gc.collect()  # a compiled model is in a cycle with its code
                 torch.cuda.empty_cache()
         if problem and not held:
-            skipped = self._record.skipped | {str(case): problem}
-            self._record = self._record.model_copy(update={"skipped": skipped})
-            self._file.save(self._record)
-            reporter.done(f"skipped   {case}: {problem}")
+            skipped = {"skipped": self._record.skipped | {str(case): problem}}
+            self._keep(
+                self._record.model_copy(update=skipped), f"skipped   {case}: {problem}", reporter
+            )
 
-    def _keep(self, measured: DeviceMeasurement, reporter: Reporter) -> None:
-        self._record = self._record.with_measurement(measured)
-        self._file.save(self._record)
-        parts = {part: format_duration(min(s)) for part, s in measured.samples_s.items()}
-        told = ", ".join(f"{part} {text}" for part, text in parts.items())
-        reporter.done(f"measured  {measured.case}: {told}")
+    def _keep(self, record: DeviceRecord, line: str, reporter: Reporter) -> None:
+        self._record = record
+        write_record(record, self._options.output)
+        reporter.done(line)
 
     def _unfit(self, case: Case, held: DeviceMeasurement | None) -> str:
         """Why a case is not measured now; empty if it is."""
@@ -245,37 +247,18 @@ def _memory_bytes(case: Case) -> float:
     return 4.0 * copies * parameters + _step(case).saved_bytes
 
 
-class DeviceRecordFile:
-    """A record's file on one device; `allocator` says what becomes of memory that is freed."""
-
-    def __init__(self, path: Path, device: torch.device, allocator: str, *, resume: bool) -> None:
-        self._path, self._device, self._resume = path, device, resume
-        self._allocator = allocator
-
-    @property
-    def kept(self) -> str:
-        """What a user is told where the work ends early."""
-        return f"What was measured is in {self._path}; the same command with --resume goes on"
-
-    def first_record(self) -> DeviceRecord:
-        """An empty record, or the one to resume, written; raises MeasureError."""
-        record, path = self._fresh(), self._path
-        if not is_free(path, SCHEMA, resume=self._resume):
-            old = load_device_record(path)
-            check_same_environment(old.environment, record.environment, path, here="this machine")
-            record = old.model_copy(update={"skipped": {}})
-        self.save(record)
-        return record
-
-    def _fresh(self) -> DeviceRecord:
-        here = device_environment(self._device, self._allocator)
-        if self._device.type != "cuda":
-            free = free_memory_bytes() or _USUAL_BYTES
-            return DeviceRecord(environment=here, memory_bytes=free)
-        memory = torch.cuda.get_device_properties(self._device).total_memory
-        told_of = None if torch.version.hip else torch.cuda.get_device_capability(self._device)
-        return DeviceRecord(environment=here, memory_bytes=int(memory), capability=told_of)
-
-    def save(self, record: DeviceRecord) -> None:
-        """Write the record whole; raises MeasureError where that fails."""
-        write_record(record, self._path)
+def _first_record(options: DeviceOptions, device: torch.device) -> DeviceRecord:
+    """An empty record, or the one to resume, written; raises MeasureError."""
+    path, here = options.output, device_environment(device)
+    memory = free_memory_bytes() or _USUAL_BYTES
+    capability = None
+    if device.type == "cuda":
+        memory = int(torch.cuda.get_device_properties(device).total_memory)
+        capability = None if torch.version.hip else torch.cuda.get_device_capability(device)
+    record = DeviceRecord(environment=here, memory_bytes=memory, capability=capability)
+    if not is_free(path, SCHEMA, resume=options.resume):
+        old = load_device_record(path)
+        check_same_environment(old.environment, here, path, here="this machine")
+        record = old.model_copy(update={"skipped": {}})
+    write_record(record, path)
+    return record

@@ -13,7 +13,12 @@ from pathlib import Path
 import torch
 
 from calibrate.measure.errors import MeasureError, RefusedError
-from calibrate.measure.host.machine import congestion_control, nvidia_smi, text_of
+from calibrate.measure.host.machine import (
+    congestion_control,
+    keep_freed_memory,
+    nvidia_smi,
+    text_of,
+)
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import PROCESSOR, Environment, Record
 
@@ -45,22 +50,13 @@ def rank_facts(job: Job) -> Facts:
 
 
 def _facts(where: torch.device, backend: str, ranks: int) -> Facts:
-    nccl = backend == "nccl"
-    library = _nccl_version() if nccl else str(torch.__version__)
-    device = torch.cuda.get_device_name(where) if nccl else "cpu"
-    return Facts(
-        torch=str(torch.__version__),
-        backend=backend,
-        library=library,
-        device=device,
-        local_world_size=ranks,
-        host=socket.gethostname(),
-        gpu=str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if nccl else "",
-    )
-
-
-def _nccl_version() -> str:
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    version = library = str(torch.__version__)
+    device, gpu = "cpu", ""
+    if backend == "nccl":
+        library = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        device = torch.cuda.get_device_name(where)
+        gpu = str(getattr(torch.cuda.get_device_properties(where), "uuid", ""))
+    return Facts(version, backend, library, device, ranks, socket.gethostname(), gpu)
 
 
 def check_same(facts: Sequence[Facts]) -> None:
@@ -112,24 +108,28 @@ def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
     return _environment(facts, told, root)
 
 
-def device_environment(device: torch.device, allocator: str) -> Environment:
-    """The environment of one device, which is in no job, and of what `keep_freed_memory` found."""
-    facts = _facts(device, "nccl" if device.type == "cuda" else "gloo", 1)
-    return _environment(facts, {"allocator": allocator}, Path("/"))
+def device_environment(device: torch.device) -> Environment:
+    """The environment of one device, which is in no job; on a CPU freed memory is kept from now."""
+    is_gpu = device.type == "cuda"
+    told: dict[str, str] = {"allocator": "" if is_gpu else keep_freed_memory()}
+    return _environment(_facts(device, "nccl" if is_gpu else "gloo", 1), told, Path("/"))
 
 
-def _environment(facts: Facts, told: Mapping[str, str], root: Path) -> Environment:
+def _environment(facts: Facts, told: dict[str, str], root: Path) -> Environment:
     cores = os.cpu_count() or 1
-    machine = facts.device if facts.backend == "nccl" else _cpu(root, cores)
+    cpu = _cpuinfo(root)
+    machine = f"{cpu.get('model name', platform.machine())}, {cores} cores"
     return Environment(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=machine,
+        machine=facts.device if facts.backend == "nccl" else machine,
         device=facts.device,
         torch=facts.torch,
         backend="nccl" if facts.backend == "nccl" else "gloo",
         library=facts.library,
         variables=_variables(os.environ),
-        details=_details(root, cores) | {name: value for name, value in told.items() if value},
+        details={
+            name: value for name, value in (_details(root, cpu, cores) | told).items() if value
+        },
     )
 
 
@@ -174,20 +174,6 @@ def check_same_environment(
             )
 
 
-def _first_line(path: Path) -> str:
-    return text_of(path).partition("\n")[0].strip()
-
-
-def _cpu(root: Path, cores: int) -> str:
-    return f"{_cpuinfo(root).get('model name', platform.machine())}, {cores} cores"
-
-
-def _processor(root: Path) -> str:
-    """Its maker's numbers for it: "vendor_id AuthenticAMD, cpu family 26, model 2"."""
-    known = _cpuinfo(root)
-    return ", ".join(f"{name} {known[name]}" for name in _NUMBERS if name in known)
-
-
 def _cpuinfo(root: Path) -> dict[str, str]:
     """Of the first processor."""
     first = text_of(root / "proc/cpuinfo").partition("\n\n")[0]
@@ -204,20 +190,21 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _details(root: Path, cores: int) -> dict[str, str]:
-    governor = _first_line(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    found = {
+def _details(root: Path, cpu: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What is told of the machine, empty where it is not."""
+    governor = text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return {
         "host": socket.gethostname(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "cores": str(cores),
-        PROCESSOR: _processor(root),
+        # its maker's numbers: "vendor_id AuthenticAMD, cpu family 26, model 2"
+        PROCESSOR: ", ".join(f"{name} {cpu[name]}" for name in _NUMBERS if name in cpu),
         "threads_per_rank": str(torch.get_num_threads()),
-        "load_average": _first_line(root / "proc/loadavg"),
-        "governor": governor or "not known",
+        "load_average": text_of(root / "proc/loadavg").partition("\n")[0],
+        "governor": governor.partition("\n")[0].strip() or "not known",
         "tcp_congestion_control": congestion_control(root),
         "cuda": str(torch.version.cuda or ""),
         "driver": nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
         "topology": nvidia_smi("topo", "-m"),
     }
-    return {name: value for name, value in found.items() if value}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from calibrate.measure.errors import (
 )
 from calibrate.measure.host.machine import keep_freed_memory, text_of
 from calibrate.measure.model.user_code import told_of_code
+from calibrate.measure.ranks.launch import end_now
 from calibrate.records.record import JobOptions, Layout
 from ddpsim.errors import DdpsimError
 from ddpsim.wording import counted
@@ -207,15 +207,9 @@ class Job:
         if not self._owned or not dist.is_initialized():
             return
         if failed and self.backend == "nccl":
-            atexit.register(_end_at_once)
+            atexit.register(end_now, 1)
         else:
             end_process_groups()
-
-
-def _end_at_once() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def join(
@@ -290,35 +284,28 @@ def taking_part(options: JobOptions) -> Iterator[Job]:
 
 def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
     """What to tell of an error that is torch's, or Ctrl-C; None of others."""
+    is_of_a_peer = False
     match error:
         case KeyboardInterrupt():
             return StoppedError(f"stopped. {kept}")
         case torch.AcceleratorError():
             return MeasureError(f"the GPU of rank {rank} failed: {first_line(error)}. {kept}")
-        case dist.DistBackendError() if _REMOTE in str(error):
-            return LostContactError(f"rank {rank}: {first_line(error)}. {kept}")
         case dist.DistBackendError():
+            if _REMOTE in str(error):
+                return LostContactError(f"rank {rank}: {first_line(error)}. {kept}")
             return MeasureError(f"NCCL of rank {rank} failed: {first_line(error)}. {kept}")
+        case dist.DistStoreError() | dist.DistNetworkError():
+            is_of_a_peer = True
         case Exception():
-            return _told_of_code(error, rank, kept)
-    return None
-
-
-def _told_of_code(error: Exception, rank: int, kept: str) -> MeasureError | None:
-    """Of a peer that is gone, as gloo or the store tells it; or of a user's code or torch."""
-    if _is_of_a_peer(error):
+            is_gloo = any(words in str(error) for words in _GLOO_LOST)
+            is_of_a_peer = isinstance(error, RuntimeError) and is_gloo
+    if is_of_a_peer:
         return LostContactError(
             f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
             f"{kept} (torch: {first_line(error)})"
         )
-    told = told_of_code(error)
+    told = told_of_code(error) if isinstance(error, Exception) else None
     return MeasureError(f"rank {rank}: {str(told).rstrip('.')}. {kept}") if told else None
-
-
-def _is_of_a_peer(error: Exception) -> bool:
-    if isinstance(error, dist.DistStoreError | dist.DistNetworkError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO_LOST)
 
 
 def _initialise(place: Place, timeout_s: float) -> None:

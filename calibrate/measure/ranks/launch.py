@@ -192,9 +192,13 @@ def run_rank(work: Callable[[_Options], object], options: type[_Options]) -> NoR
     except DdpsimError as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
         code = LOST if isinstance(error, LostContactError) else FAILED
+    end_now(code)
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process without a clean-up by torch's threads, which may wait for a dead peer."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # no clean-up by gloo's threads: they may wait for a dead peer, and what counts is written
     os._exit(code)
 
 

@@ -127,7 +127,6 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     ("name", "options", "said"),
     [
         ("branched", {}, "measure_helpers:branched has no default batch: give --batch"),
-        ("two_layers", {"batch": 0}, "batch is 0: wanted a whole number from 1"),
         ("two_layers", {"device": "abacus"}, "'abacus' is no device: wanted auto, cpu or cuda:N"),
         ("missing", {}, "measure_helpers has no function 'missing'"),
         (
