@@ -74,7 +74,7 @@ def capture(
     """
     from calibrate.capture.capture import capture as captured
     from calibrate.capture.document import render
-    from calibrate.capture.named import source_of
+    from calibrate.capture.sources import source_of
     from calibrate.measure.model.document import with_other_part
     from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 

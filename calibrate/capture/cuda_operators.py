@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.describe import names_of
 from calibrate.capture.recurrent import RECURRENT, cudnn_rnn
@@ -88,13 +88,7 @@ _CASTS = _Casts()
 
 def _all_cast(tree: Any, dtype: torch.dtype) -> Any:
     """Nested arguments with each floating tensor in a dtype."""
-    if isinstance(tree, Tensor):
-        return _CASTS.cast(tree, dtype)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([_all_cast(each, dtype) for each in tree])
-    if isinstance(tree, dict):
-        return {name: _all_cast(each, dtype) for name, each in tree.items()}
-    return tree
+    return tree_map_only(Tensor, lambda tensor: _CASTS.cast(tensor, dtype), tree)
 
 
 def _lower(func: Any, args: Any, kwargs: Any) -> Any:
@@ -210,11 +204,8 @@ def _library() -> tuple[Any, ...]:
     put("dropout", _dropout, casts=False)
     for name, mode in RECURRENT.items():
         put(name, _recurrent(mode), casts=False)
-    put(
-        "scaled_dot_product_attention",
-        lambda _, args, kwargs: _attention(*args, **kwargs),
-        casts=False,
-    )
+    attention = "scaled_dot_product_attention"
+    put(attention, lambda _, args, kwargs: _attention(*args, **kwargs), casts=False)
     return everywhere, library
 
 

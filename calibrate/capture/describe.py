@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.utils.flop_counter import flop_registry
 from calibrate.capture.recurrent import backward_operators, forward_operators
 from calibrate.capture.shapes import operands
 from ddpsim.workload.operators import Kind, Operator, moving
+
+_T = TypeVar("_T")
 
 
 def names_of(words: str) -> frozenset[str]:
@@ -27,74 +29,64 @@ _FREE = names_of(
     "_reshape_alias resize_ set_ sym_size sym_stride sym_numel sym_storage_offset "
     "_local_scalar_dense"
 )
+
+
+def _by_name(names: Mapping[_T, str]) -> dict[str, _T]:
+    return {name: value for value, text in names.items() for name in text.split()}
+
+
 # the place of an argument that is not read in full: only their shape matters, or one element of a
 # row is picked (nll_loss), or they are about to be overwritten
-_UNREAD = {
-    **dict.fromkeys(
-        names_of(
+_UNREAD = _by_name(
+    {
+        0: (
             "copy_ embedding _embedding_bag fill_ full_like new_full new_ones new_zeros ones_like "
             "nll_loss_forward nll_loss2d_forward rand_like randn_like zero_ zeros_like"
         ),
-        0,
-    ),
-    **dict.fromkeys(
-        names_of(
+        1: (
             "_adaptive_avg_pool2d_backward avg_pool2d_backward max_pool2d_with_indices_backward "
             "nll_loss_backward nll_loss2d_backward"
         ),
-        1,
-    ),
-}
-
-
-def _kinds(kind: Kind, names: str) -> dict[str, Kind]:
-    return dict.fromkeys(names.split(), kind)
-
-
-_KIND: dict[str, Kind] = {
-    **_kinds(
-        "normalization",
+    }
+)
+_KINDS: dict[Kind, str] = {
+    "normalization": (
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_functional _batch_norm_with_update cudnn_batch_norm "
-        "_fused_rms_norm batch_norm_stats batch_norm_elemt batch_norm_gather_stats_with_counts",
+        "_fused_rms_norm batch_norm_stats batch_norm_elemt batch_norm_gather_stats_with_counts"
     ),
-    **_kinds(
-        "normalization_backward",
+    "normalization_backward": (
         "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward "
-        "batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward",
+        "batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward"
     ),
-    **_kinds(
-        "softmax",
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax",
+    "softmax": (
+        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax"
     ),
-    **_kinds("embedding", "embedding _embedding_bag _embedding_bag_forward_only embedding_renorm_"),
-    **_kinds(
-        "embedding_backward",
+    "embedding": "embedding _embedding_bag _embedding_bag_forward_only embedding_renorm_",
+    "embedding_backward": (
         "embedding_dense_backward _embedding_bag_dense_backward embedding_sparse_backward "
-        "_embedding_bag_sparse_backward _embedding_bag_backward",
+        "_embedding_bag_sparse_backward _embedding_bag_backward"
     ),
-    **_kinds(
-        "pooling",
+    "pooling": (
         "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
         "max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward "
         "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d "
         "_adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward im2col "
-        "col2im grid_sampler_2d grid_sampler_2d_backward",
+        "col2im grid_sampler_2d grid_sampler_2d_backward"
     ),
-    **_kinds(
-        "copy",
+    "copy": (
         "_to_copy clone copy_ cat stack constant_pad_nd roll flip repeat slice_backward "
         "select_backward slice_scatter select_scatter as_strided_scatter unfold_backward "
         "diagonal_backward _foreach_copy_ reflection_pad2d replication_pad2d split_copy "
         "split_with_sizes_copy permute_copy pixel_shuffle pixel_unshuffle channel_shuffle tril "
-        "triu",
+        "triu"
     ),
-    **_kinds(
-        "reduction",
+    "reduction": (
         "sum mean amax amin max min any all argmax argmin var var_mean std std_mean norm prod "
-        "linalg_vector_norm logsumexp nll_loss_forward nll_loss2d_forward mv dot count_nonzero",
+        "linalg_vector_norm logsumexp nll_loss_forward nll_loss2d_forward mv dot count_nonzero"
     ),
 }
+_KIND = _by_name(_KINDS)
 _POINTWISE_NAMES = names_of(
     "native_dropout native_dropout_backward bernoulli_ bernoulli fill_ zero_ zeros zeros_like "
     "ones ones_like full full_like new_zeros new_ones new_full arange linspace scalar_tensor rand "
@@ -174,9 +166,8 @@ def _grouped_product(_: str, args: Sequence[Any], out: Tensor) -> Operator:
 
 
 def _convolution(_: str, args: Sequence[Any], out: Tensor) -> Operator:
-    image, weight, groups = args[0], args[1], int(args[8])
-    stride, is_transposed = args[3], bool(args[6])
-    return _forward(image, weight, out, groups, stride, is_transposed=is_transposed)
+    image, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+    return _forward(image, weight, out, int(groups), stride, is_transposed=bool(transposed))
 
 
 def _forward(
@@ -248,31 +239,28 @@ def _moving(one: Operator, read: Sequence[Tensor], written: Sequence[Tensor]) ->
     return one._replace(flops=flops, bytes_read=_bytes(read), bytes_written=_bytes(written))
 
 
-def _attention(_: str, args: Sequence[Any], __: Any) -> Operator:
-    query, key = args[0], args[1]
-    return _attended("attention", query, key)
-
-
-def _attention_backward(_: str, args: Sequence[Any], __: Any) -> Operator:
-    query, key = args[1], args[2]
-    return _attended("attention_backward", query, key)
-
-
-def _attended(kind: Kind, query: Tensor, key: Tensor) -> Operator:
+def _attention(name: str, args: Sequence[Any], _: Any) -> Operator:
     """An attention of queries and keys, both of samples x heads x tokens x width."""
+    is_backward = name.endswith("backward")
+    query, key = args[1:3] if is_backward else args[:2]
     count = query.shape[0] * query.shape[1]
-    width, item_bytes = query.shape[3], query.element_size()
-    return Operator(kind, count, query.shape[2], key.shape[2], width, item_bytes=item_bytes)
+    return Operator(
+        "attention_backward" if is_backward else "attention",
+        *(count, query.shape[2], key.shape[2], query.shape[3]),
+        item_bytes=query.element_size(),
+    )
 
 
 _RECURRENT = {"_cudnn_rnn": forward_operators, "_cudnn_rnn_backward": backward_operators}
-_ATTENTIONS = ("flash", "efficient", "cudnn")
 _MULTIPLYING: dict[str, Callable[[str, Sequence[Any], Any], Operator]] = {
     **dict.fromkeys(_MULTIPLIED, _product),
     "_grouped_mm": _grouped_product,
     "convolution": _convolution,
-    **{f"_scaled_dot_product_{one}_attention": _attention for one in _ATTENTIONS},
-    **{f"_scaled_dot_product_{one}_attention_backward": _attention_backward for one in _ATTENTIONS},
+    **{
+        f"_scaled_dot_product_{one}_attention{way}": _attention
+        for one in ("flash", "efficient", "cudnn")
+        for way in ("", "_backward")
+    },
 }
 
 

@@ -7,10 +7,10 @@ with a coefficient; without a size fixed + b, of a fixed batch fixed.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import cache
-from typing import Any, Generic, TypeVar
+from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,9 +20,7 @@ from ddpsim.workload.operators import Operator
 Document = dict[str, Any]
 Point = tuple[int, int]  # batch and size
 
-
 Steps = Mapping[Point, Recording]
-Item = TypeVar("Item", bound=Hashable)
 
 # of 1, x, x^2, b, b x, b x^2, without zeros at the end
 Polynomial = tuple[Fraction, ...]
@@ -33,55 +31,44 @@ class StructureChanges(Exception):  # noqa: N818 -- it is a finding, and ends as
     """Other operators run at another batch or size."""
 
 
-class _Distinct(Generic[Item]):
-    """Numbers things as they come, each once."""
-
-    def __init__(self) -> None:
-        self._places: dict[Item, int] = {}
-
-    def place(self, item: Item) -> int:
-        """Its number."""
-        return self._places.setdefault(item, len(self._places))
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._places)
-
-
 class Columns:
-    """What the steps of a model share: distinct polynomials, operators and rows of operators."""
+    """What the steps of a model share: polynomials, operators and rows, each once."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = points
         self._fits: dict[tuple[int, ...], int] = {}
-        self._polynomials = _Distinct[Polynomial]()
-        self._operators = _Distinct[tuple[Any, ...]]()
-        self._rows = _Distinct[tuple[int, ...]]()
+        self._polynomials: dict[Polynomial, int] = {}
+        self._operators: dict[tuple[Any, ...], int] = {}
+        self._rows: dict[tuple[int, ...], int] = {}
 
     def figure(self, values: tuple[int, ...]) -> int:
         """The place of the polynomial through a figure's values at all points; raises Inexact."""
-        known = self._fits.get(values)
-        if known is None:
-            known = self._polynomials.place(fit(self._points, values))
-            self._fits[values] = known
-        return known
+        if values not in self._fits:
+            fitted = fit(self._points, values)
+            self._fits[values] = self._polynomials.setdefault(fitted, len(self._polynomials))
+        return self._fits[values]
 
     def row(self, rows: Sequence[Sequence[Operator]]) -> int:
         """The place of a row that ran so at each point; raises StructureChanges."""
         if len({len(row) for row in rows}) > 1:
             raise StructureChanges
-        return self._rows.place(tuple(map(self._operator, zip(*rows, strict=True))))
+        operators = tuple(map(self._operator, zip(*rows, strict=True)))
+        return self._rows.setdefault(operators, len(self._rows))
 
     def _operator(self, same: tuple[Operator, ...]) -> int:
         kind = same[0].kind
         if any(one.kind != kind for one in same):
             raise StructureChanges
         figures = (self.figure(values) for values in zip(*(one[1:] for one in same), strict=True))
-        return self._operators.place((kind, *figures))
+        return self._operators.setdefault((kind, *figures), len(self._operators))
 
     def document(self) -> Document:
         """The "polynomials", "operators" and "rows" of the document."""
         return {
-            "polynomials": [[_number(value) for value in one] for one in self._polynomials],
+            "polynomials": [
+                [a.numerator if a.denominator == 1 else float(a) for a in one]
+                for one in self._polynomials
+            ],
             "operators": [list(one) for one in self._operators],
             "rows": [list(one) for one in self._rows],
         }
@@ -124,11 +111,6 @@ def _structure(step: Recording) -> tuple[Any, ...]:
     blocks = [(block.name, block.row, block.operators) for block in step.blocks]
     lengths = [len(row) for row in (*step.forward, *step.backward)]
     return step.modules, step.ready, lengths, blocks
-
-
-def _number(value: Fraction) -> int | float:
-    """An integer if it is one, else the nearest float."""
-    return value.numerator if value.denominator == 1 else float(value)
 
 
 def parameter_columns(model: nn.Module, named: Mapping[str, Tensor]) -> Document:
@@ -184,7 +166,7 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial:
             per_sample = Fraction(second - first) / (high - low)
         fixed.append((x, first - low * per_sample))
         slope.append((x, per_sample))
-    coefficients = [*_through(tuple(fixed)), *_through(tuple(slope))]
+    coefficients = [*_through(fixed), *_through(slope)]
     while coefficients and not coefficients[-1]:
         coefficients.pop()
     polynomial = tuple(coefficients)
@@ -194,28 +176,17 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial:
     return polynomial
 
 
-def _through(points: tuple[tuple[int, Fraction], ...]) -> list[Fraction]:
-    """Ascending coefficients of the polynomial in x through at most three points."""
-    if len({value for _, value in points}) == 1:
-        return [points[0][1], Fraction(0), Fraction(0)]
-    inverse = _inverse(tuple(x for x, _ in points))
-    found = [
-        sum((weight * value for weight, (_, value) in zip(row, points, strict=True)), Fraction(0))
-        for row in inverse
-    ]
-    return found + [Fraction(0)] * (_POWERS - len(found))
+def _through(points: Sequence[tuple[int, Fraction]]) -> list[Fraction]:
+    """Ascending coefficients of the polynomial in x through at most three points, by Newton."""
 
+    def at(x: int, coefficients: Sequence[Fraction]) -> Fraction:
+        return sum((a * x**power for power, a in enumerate(coefficients)), Fraction(0))
 
-@cache
-def _inverse(xs: tuple[int, ...]) -> list[list[Fraction]]:
-    """Rows that turn values at `xs` into coefficients, by Lagrange's basis polynomials."""
-    rows = [[Fraction(0)] * len(xs) for _ in xs]
-    for place, x in enumerate(xs):
-        basis = [Fraction(1)]
-        for other in xs:
-            if other != x:
-                raised, scaled = [Fraction(0), *basis], [*(-other * a for a in basis), Fraction(0)]
-                basis = [(a + b) / (x - other) for a, b in zip(raised, scaled, strict=True)]
-        for power, coefficient in enumerate(basis):
-            rows[power][place] = coefficient
-    return rows
+    found, basis = [Fraction(0)] * _POWERS, [Fraction(1)]
+    for x, value in points:
+        scale = (value - at(x, found)) / at(x, basis)
+        found = [a + scale * b for a, b in zip_longest(found, basis, fillvalue=Fraction(0))]
+        basis = [
+            a - x * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)
+        ]
+    return found

@@ -179,19 +179,17 @@ class _Step:
     def _on_modules(self) -> Iterator[Any]:
         """A row begins where a module that owns parameters is called."""
         for name, module in self._model.named_modules():
+
+            def begin(*_: Any, name: str = name) -> None:
+                if not self._is_forward:
+                    return
+                if self.recording.modules:
+                    self.recording.forward.append(self.recorder.cut())
+                self.recording.modules.append(name)
+                self.recorder.module = name
+
             if any(True for _ in module.parameters(recurse=False)):
-                yield module.register_forward_pre_hook(self._beginning(name))
-
-    def _beginning(self, name: str) -> Callable[..., None]:
-        def begin(*_: Any) -> None:
-            if not self._is_forward:
-                return
-            if self.recording.modules:
-                self.recording.forward.append(self.recorder.cut())
-            self.recording.modules.append(name)
-            self.recorder.module = name
-
-        return begin
+                yield module.register_forward_pre_hook(begin)
 
     def _on_blocks(self) -> Iterator[Any]:
         for name in block_names([(n, p.numel()) for n, p in self._model.named_parameters()]):
@@ -210,17 +208,15 @@ class _Step:
 
     def _on_gradients(self) -> Iterator[Any]:
         """A row ends where the gradient of a parameter is ready."""
-        for place, tensor in enumerate(trained_parameters(self._model).values()):
-            yield tensor.register_post_accumulate_grad_hook(self._ending(place))  # type: ignore[no-untyped-call]
+        for place, parameter in enumerate(trained_parameters(self._model).values()):
 
-    def _ending(self, place: int) -> Callable[[Tensor], None]:
-        def end(tensor: Tensor) -> None:
-            self.recording.ready.append(place)
-            self.recording.backward.append(self.recorder.cut())
-            if tensor.grad is not None and tensor.grad.is_sparse:
-                self.recording.sparse.add(place)
+            def end(tensor: Tensor, place: int = place) -> None:
+                self.recording.ready.append(place)
+                self.recording.backward.append(self.recorder.cut())
+                if tensor.grad is not None and tensor.grad.is_sparse:
+                    self.recording.sparse.add(place)
 
-        return end
+            yield parameter.register_post_accumulate_grad_hook(end)  # type: ignore[no-untyped-call]
 
     def done(self) -> Recording:
         """The step with what its blocks keep, without rows that launch nothing.
@@ -307,11 +303,9 @@ class Kept:
 
     def own_bytes(self) -> list[int]:
         """Bytes that each block alone keeps for the backward, and its checkpoint would not."""
-        own = [0] * len(self.blocks)
-        for key, owner in self._owners().items():
-            if owner is not None:
-                own[owner] += self.sizes[key]
-        return own
+        owners = self._owners()
+        blocks = range(len(self.blocks))
+        return [sum(self.sizes[key] for key, at in owners.items() if at == i) for i in blocks]
 
     def others_bytes(self) -> Iterator[int]:
         """All else that is kept when each block ends, and at last when the forward does."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 
-from calibrate.capture.named import imported
+from calibrate.capture.sources import imported
 from zoo.own_code import Dit, Dlrm
 
 __all__ = ["BATCHES", "CASES", "SHARDED"]

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from calibrate.capture.named import image_source, imported, token_source, versions
-from calibrate.capture.sources import Sizes, Source
+from calibrate.capture.sources import Sizes, Source, image_source, imported, token_source, versions
 from zoo.others import OTHERS, Spec
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.capture.named import imported, mean_of, versions
 from calibrate.capture.shapes import META, building
-from calibrate.capture.sources import Sizes, Source
+from calibrate.capture.sources import Sizes, Source, imported, mean_of, versions
 from calibrate.measure.model.training import Made
 from zoo.own_code import Dit, Dlrm
 

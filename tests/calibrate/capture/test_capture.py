@@ -18,9 +18,8 @@ from torch import nn
 
 from calibrate.capture.capture import capture
 from calibrate.capture.document import Inexact, fit, render, value_at
-from calibrate.capture.named import source_of
 from calibrate.capture.record import record
-from calibrate.capture.sources import Source, function_source
+from calibrate.capture.sources import Source, function_source, source_of
 from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
 from ddpsim import load_scenario, simulate

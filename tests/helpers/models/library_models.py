@@ -10,7 +10,7 @@ import torch
 from models.small_models import BATCH, Case
 from torch import Tensor, nn
 
-from calibrate.capture.named import imported
+from calibrate.capture.sources import imported
 
 __all__ = ["LIBRARY_MODELS"]
 
