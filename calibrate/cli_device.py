@@ -73,7 +73,7 @@ def capture(
     Shapes flow through the real modules; batch and size stay free where the model allows it.
     """
     from calibrate.capture.capture import capture as captured
-    from calibrate.capture.document import render
+    from calibrate.capture.capture import render
     from calibrate.capture.sources import source_of
     from calibrate.measure.model.document import with_other_part
     from ddpsim.scenario.options.model_file import MODEL_SCHEMA

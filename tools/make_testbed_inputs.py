@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from calibrate.capture.document import render
+from calibrate.capture.capture import render
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = ROOT / "tests" / "data" / "testbed"

@@ -15,8 +15,7 @@ from typing import Any
 
 from zoo.models import ZOO
 
-from calibrate.capture.capture import capture
-from calibrate.capture.document import render
+from calibrate.capture.capture import capture, render
 from ddpsim.files import write_atomically
 from ddpsim.scenario.catalog import model_names, zoo_document
 

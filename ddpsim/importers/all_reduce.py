@@ -22,8 +22,8 @@ from ddpsim.importers.measured import (
     bus_factor,
     layout_of_ranks,
 )
-from ddpsim.importers.nccl.collectives import only_layout
 from ddpsim.importers.nccl.tests_log import read_json, read_text_log
+from ddpsim.importers.nccl.text import only_layout
 from ddpsim.importers.tables import read_table
 from ddpsim.importers.text import header_of, in_memory, lines_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile

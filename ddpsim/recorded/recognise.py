@@ -13,7 +13,7 @@ from ddpsim.errors import ImportFailedError, shown
 from ddpsim.files import json_of
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
-from ddpsim.importers.configs.documents import LARGEST_CONFIG, config_of, config_text
+from ddpsim.importers.configs.programs import LARGEST_CONFIG, config_of, config_text
 from ddpsim.importers.configs.read import Config
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces

@@ -36,7 +36,7 @@ def first_block(name: str) -> tuple[int, int]:
 
 def layers() -> dict[str, tuple[Callable[[], Any], list[tuple[int, ...]], int]]:
     """A layer of each, the shapes of its inputs, and the size that the zoo's table takes."""
-    from calibrate.measure.zoo import transformers
+    from calibrate.measure.zoo import models as transformers
 
     angles = (1, 1, 256, 64)
     return {
@@ -56,7 +56,7 @@ def test_a_block_keeps_what_the_partitioner_keeps(
 ) -> None:
     """Without dropout, whose attention a CPU would write out."""
     pytest.importorskip("torch", reason="its partitioner is the oracle")
-    from calibrate.measure.zoo import transformers
+    from calibrate.measure.zoo import models as transformers
 
     monkeypatch.setattr(transformers, "_DROPOUT", 0.0)
     make, shapes, size = layers()[name]
@@ -68,7 +68,7 @@ def test_a_block_keeps_what_the_partitioner_keeps(
 
 def test_a_convolutional_model_keeps_what_the_partitioner_keeps() -> None:
     pytest.importorskip("torch", reason="its partitioner is the oracle")
-    from calibrate.measure.zoo.convolutional import resnet
+    from calibrate.measure.zoo.models import resnet
 
     rows = rows_of("resnet18", 8, 224**2)
     for budget in (1.0, 0.4, 0.2):

@@ -267,8 +267,7 @@ def test_script_makes_the_same_table(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="the zoo is captured with torch")
-    from calibrate.capture.capture import capture
-    from calibrate.capture.document import render
+    from calibrate.capture.capture import capture, render
 
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{name} is made by {library}, which is not installed")

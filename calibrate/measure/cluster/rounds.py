@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap
-from calibrate.measure.cluster.interference import InterferenceRound
-from calibrate.measure.cluster.plan import MIB, Task
-from calibrate.measure.cluster.work import (
+from calibrate.measure.cluster.interference import (
     LAUNCH_S,
+    InterferenceRound,
     Round,
     Work,
     all_at_once,
@@ -29,9 +28,10 @@ from calibrate.measure.cluster.work import (
     floats_of,
     zeros_of,
 )
+from calibrate.measure.cluster.plan import MIB, Task
 from calibrate.measure.ddp.stepper import logged, start_log
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.ddp_alone import Looks, alone
+from calibrate.measure.model.samples import Looks, alone
 from calibrate.measure.ranks.job import Job
 from calibrate.records.record import COPIES_BACK, COPIES_IN, RESTED, TOGETHER
 

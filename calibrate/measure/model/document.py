@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrate.capture.document import parameter_columns, tensor_columns
+from calibrate.capture.capture import parameter_columns, tensor_columns
 from calibrate.fit.estimates import SIGNIFICANT, adding_up, median_time
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.samples import Samples

@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
-from calibrate.capture.document import render
+from calibrate.capture.capture import render
 from calibrate.files import FileName, check_writable, rescued
 from calibrate.measure.cluster.interference import BesideAllReduces
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import keep_freed_memory
-from calibrate.measure.model.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.model.document import (
     Document,
     check_scaled_from,
@@ -31,12 +30,14 @@ from calibrate.measure.model.document import (
 )
 from calibrate.measure.model.samples import (
     WARMUPS,
+    HookTimes,
     Samples,
     check_the_same_take_part,
     hook_cost_s,
     later_ratios,
     measure_iterations,
     step_s,
+    under_ddp,
 )
 from calibrate.measure.model.training import (
     Training,

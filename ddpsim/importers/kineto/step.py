@@ -10,13 +10,13 @@ from math import inf, prod
 from typing import Any
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.events import (
     BROADCAST,
     MOST,
     OF_DDP,
     OPTIMIZER_STEP,
     DeviceWork,
+    Intervals,
     TraceEvents,
     Window,
     count_of,

@@ -25,26 +25,24 @@ from ddpsim.importers.measured import (
     named_layout,
     ranks_of,
 )
-from ddpsim.importers.nccl.collectives import (
+from ddpsim.importers.nccl.text import (
     NO_DEVICES,
+    Device,
+    Line,
+    TextRow,
     check_one_group,
     check_operation,
     check_program,
     device_lists,
+    has_rows,
     is_another,
+    is_figure,
     layout_of,
     only_layout,
     only_runs_of,
     operation_called,
-    program_of,
-)
-from ddpsim.importers.nccl.text import (
-    Device,
-    Line,
-    TextRow,
-    has_rows,
-    is_figure,
     plain_lines,
+    program_of,
     table_rows,
 )
 from ddpsim.importers.text import listed, number, whole

@@ -4,17 +4,23 @@ Launchers and terminals put something before each line: labels (`srun --label`, 
 --tag-output`), times (`kubectl logs --timestamps`), marks of quoting, colours. nccl-tests writes a
 row in parts, and some launchers label each of them. With NCCL_DEBUG=INFO NCCL writes lines of its
 own, also into a row, whose rest then stands below. Who publishes a table may set it in Markdown,
-without `#`. Source of what a line and a row look like: nccl-tests src/common.cu and src/util.cu.
+without `#`. Newer versions name the collective in a banner; in older ones the rows tell it by their
+operation, root and bandwidths. Source of what a line and a row look like: nccl-tests src/common.cu,
+src/util.cu and doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
+from pathlib import PurePath
 from typing import NamedTuple
 
-from ddpsim.importers.text import uncoloured
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.measured import Bandwidths, Operation, OtherCollectiveError, reads_below
+from ddpsim.importers.text import listed, uncoloured
 
 _TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w{0,20}e\dm\d\w{0,20})"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
@@ -181,3 +187,206 @@ def _continued(row: TextRow, line: Line) -> TextRow:
     cells = row.cells + from_the_end[::-1]
     is_rest = len(cells) <= row.wanted  # too many where the break went through a number
     return row._replace(cells=cells) if is_rest else row
+
+
+_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
+_BEGINS = re.compile(r"^#\s*(?:Collective test starting:|nThread\s+\d|(?:nccl|rccl)-tests version)")
+_OPERATIONS = (
+    *("all_gather", "all_reduce", "alltoall", "alltoallv", "alltoallv2", "bisection"),
+    *("broadcast", "gather", "hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
+)
+_PROGRAM = re.compile(rf"({'|'.join(_OPERATIONS)})_perf")
+_CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
+
+NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
+_AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
+
+
+class _Run(NamedTuple):
+    """The lines of a run, and its collective; empty: the rows do not agree on one."""
+
+    lines: list[Line]
+    operation: str
+
+    def may_be(self, operation: Operation) -> bool:
+        """Whether it is of this collective, as far as its rows tell."""
+        return operation in self.operation.split(" or ")
+
+
+def only_runs_of(
+    name: str, operation: Operation, lines: Sequence[Line]
+) -> tuple[list[Line], tuple[str, ...]]:
+    """The lines of the runs of a collective, and a note that names the others.
+
+    All lines, where there is none: their checks say what they are of instead.
+    """
+    runs = _runs(lines)
+    if not any(run.may_be(operation) for run in runs):
+        return [*lines], ()
+    wanted = [run for run in runs if run.may_be(operation) or not run.operation]
+    others = [run for run in runs if run.operation and not run.may_be(operation)]
+    said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
+    note = f"{name}: {operation} is read; the file also holds {', '.join(said)}"
+    return [line for run in wanted for line in run.lines], (note,) if said else ()
+
+
+def program_of(line: Line) -> str | None:
+    """The test that a banner names."""
+    found = _STARTING.match(line.text)
+    return found[1] if found else None
+
+
+def operation_called(experiment: str) -> str | None:
+    """The collective of an experiment's name in JSON; None: it is none of nccl-tests'."""
+    called = "".join(filter(str.isalnum, experiment)).lower()
+    return _CALLED.get(called.removesuffix("perf"))
+
+
+def check_program(name: str, line: int, program: object, operation: Operation) -> None:
+    """Raise ImportFailedError where the program that ran, or its path, is another test's."""
+    match = _PROGRAM.match(PurePath(str(program)).name)
+    if match and match[1] != operation:
+        raise is_another(name, line, f"is of {match[0]}", operation)
+
+
+def check_operation(
+    name: str, line: int, row: str, redop: object, root: object, operation: Operation
+) -> None:
+    """What reduces has an operation; a broadcast alone a root, which is else -1 or not told.
+
+    Raises ImportFailedError.
+    """
+    to = str(root).strip() or "-1"
+    reduces, has_root = operation in ("all_reduce", "reduce_scatter"), operation == "broadcast"
+    if (redop != "none", to != "-1") != (reduces, has_root):
+        given = f"redop {redop}, root {to}"
+        raise is_another(name, line, f"{row} is of another collective ({given})", operation)
+
+
+def is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
+    """What is wrong with a log of another collective."""
+    told = f"wanted the log of {operation}_perf; calibrate import takes others with --operation"
+    return OtherCollectiveError(name, f"{what}; {told}", line)
+
+
+def _runs(lines: Sequence[Line]) -> list[_Run]:
+    """A run begins with a banner below the rows of another."""
+    parts: list[list[Line]] = [[]]
+    has_rows = False
+    rows_at = {row.line for row in table_rows(lines)}
+    for line in lines:
+        if has_rows and _BEGINS.match(line.text):
+            parts.append([])
+            has_rows = False
+        has_rows = has_rows or line.number in rows_at
+        parts[-1].append(line)
+    return [_Run(part, _operation(part)) for part in parts]
+
+
+def _operation(lines: Sequence[Line]) -> str:
+    for program in filter(None, map(program_of, reversed(lines))):
+        if match := _PROGRAM.match(PurePath(program).name):
+            return match[1]
+    told = {_told_by(row) for row in table_rows(lines) if row.is_whole}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _told_by(row: TextRow) -> str:
+    """The collective of a whole row, as near as its cells tell it."""
+    if is_figure(row.cells[3]):
+        return "a collective without redop"
+    root = row.root or "-1"
+    if row.cells[3] == "none":
+        return "all_gather or alltoall" if root == "-1" else "broadcast"
+    if root != "-1":
+        return "reduce"
+    _, algbw, busbw, *_ = row.in_place
+    return "reduce_scatter" if reads_below(Bandwidths(algbw, busbw)) else "all_reduce"
+
+
+def device_lists(
+    name: str, lines: Iterable[Line], rows: Iterable[TextRow]
+) -> list[tuple[Device, ...]]:
+    """The devices of every run that lists them: a rank that comes again begins the next run."""
+    rows_at = {row.line for row in rows}
+    runs: list[dict[int, Device]] = []
+    has_rows = False
+    for line in lines:
+        has_rows = has_rows or line.number in rows_at
+        if device := device_of(line.text):
+            before = runs[-1].get(device.rank) if runs else None
+            if before and not has_rows:
+                raise _ran_alone(name, line.number, before, device)
+            if before or not runs:
+                runs.append({})
+                has_rows = False
+            runs[-1][device.rank] = device
+    for run in runs:
+        _check_all_listed(name, run.keys())
+    return [tuple(run.values()) for run in runs]
+
+
+def layout_of(name: str, devices: Sequence[Device]) -> tuple[int, int]:
+    """Nodes and devices of each; raises ImportFailedError where they are not alike."""
+    _check_each_its_own(name, devices)
+    of_node = Counter(device.host for device in devices)
+    if len(set(of_node.values())) > 1:
+        raise ImportFailedError(
+            name, f"lists {len(devices)} ranks on {len(of_node)} nodes, which are not alike"
+        )
+    return len(of_node), len(devices) // len(of_node)
+
+
+def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
+    """The one layout of a file; raises ImportFailedError where there are several."""
+    if len(layouts) > 1:
+        raise ImportFailedError(
+            name, "holds several layouts (nodes, gpus_per_node); keep one a file"
+        )
+    return layouts.pop()
+
+
+def check_one_group(name: str, devices: Iterable[Device]) -> None:
+    """Raise ImportFailedError where several groups reduced side by side."""
+    groups = {device.group for device in devices if device.group}
+    if len(groups) > 1:
+        raise ImportFailedError(
+            name,
+            f"lists devices of {len(groups)} groups, which reduced side by side "
+            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
+        )
+
+
+def _ran_alone(name: str, line: int, first: Device, again: Device) -> ImportFailedError:
+    return ImportFailedError(
+        name,
+        f"each process ran alone (rank {again.rank} is listed twice, on {first.host} and "
+        f"{again.host}): nccl-tests was built without MPI; build it with MPI=1, or if a run ended "
+        "before its first row, remove its lines",
+        line,
+    )
+
+
+def _check_all_listed(name: str, ranks: Iterable[int]) -> None:
+    there = set(ranks)
+    missing = [*islice((rank for rank in range(max(there)) if rank not in there), 10)]
+    if missing:
+        raise ImportFailedError(
+            name,
+            f"lists ranks {listed(sorted(there))}, but others are missing ({listed(missing)}), "
+            f"so how many there are is not known; list all of them, or {_AS_CSV}",
+        )
+
+
+def _check_each_its_own(name: str, devices: Iterable[Device]) -> None:
+    """Two ranks on one GPU are two nodes of one name, or nothing that DDP does."""
+    ranks: dict[tuple[str, str, str], int] = {}
+    for device in devices:
+        place = (device.host, device.ordinal, device.bus)
+        if device.ordinal and ranks.setdefault(place, device.rank) != device.rank:
+            raise ImportFailedError(
+                name,
+                f"lists device {device.ordinal} [{device.bus}] of {device.host} for ranks "
+                f"{ranks[place]} and {device.rank}: if two nodes go by this name, as nccl-tests "
+                f"cuts names at the first dot, name them apart in the list, or {_AS_CSV}",
+            )

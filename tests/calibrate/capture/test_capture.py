@@ -16,8 +16,7 @@ pytest.importorskip("torch", reason="a capture runs torch")
 
 from torch import nn
 
-from calibrate.capture.capture import capture
-from calibrate.capture.document import Inexact, fit, render, value_at
+from calibrate.capture.capture import Inexact, capture, fit, render, value_at
 from calibrate.capture.record import record
 from calibrate.capture.sources import Source, function_source, source_of
 from calibrate.cli import app

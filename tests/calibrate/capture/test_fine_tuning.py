@@ -19,7 +19,7 @@ from calibrate.capture.capture import capture
 from calibrate.capture.shapes import building
 from calibrate.capture.sources import Source
 from calibrate.measure.model.training import Made, checked
-from calibrate.measure.zoo.transformers import Llama
+from calibrate.measure.zoo.models import Llama
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.options.fine_tuning import Lora
 from ddpsim.scenario.options.model_file import table_of as joined

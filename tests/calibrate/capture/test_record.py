@@ -25,8 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from calibrate.capture.capture import capture
-from calibrate.capture.document import Document, render
+from calibrate.capture.capture import Document, capture, render
 from calibrate.capture.record import Recording, record, trained_parameters
 from calibrate.capture.shapes import building, drop_memory, tensors, without_memory
 from calibrate.capture.sources import Source, of_batch

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from calibrate.measure.cluster.plan import Options, Slot, Task, Team
 from calibrate.measure.cluster.rounds import build_round
-from calibrate.measure.cluster.session import measure
-from calibrate.measure.cluster.timing import relative_mad
+from calibrate.measure.cluster.session import measure, relative_mad
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import environment, rank_facts
 from calibrate.measure.host.machine import text_of
-from calibrate.measure.model.ddp_alone import around_hook
+from calibrate.measure.model.samples import around_hook
 from calibrate.measure.ranks.job import join
 from calibrate.records.record import Record, load_record
 
@@ -216,7 +215,7 @@ def test_what_torch_cannot_do_is_left_out_with_its_reason(
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("no such operation\nwith a long trace")
 
-    monkeypatch.setattr("calibrate.measure.cluster.timing.build_round", refuse)
+    monkeypatch.setattr("calibrate.measure.cluster.session.build_round", refuse)
     record = measure(Options(output=tmp_path / "r.json"), small_plan()[:1])
     assert record.measurements == ()
     assert record.environment.details["skipped"] == "device_copy 1x1 4.00 KiB: no such operation"

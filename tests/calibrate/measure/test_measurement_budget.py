@@ -43,7 +43,7 @@ def test_the_budget_counts_rounds_by_the_clock(
 
         return run
 
-    monkeypatch.setattr("calibrate.measure.cluster.timing.build_round", slow)
+    monkeypatch.setattr("calibrate.measure.cluster.session.build_round", slow)
     plan = [replace(small_plan()[0], repetitions=(3, 40))]
     record = measure(Options(output=tmp_path / "r.json", time_budget_s=0.5), plan)
     (measured,) = record.measurements
@@ -55,14 +55,14 @@ def test_a_measurement_that_a_hypervisor_disturbed_is_taken_again(
 ) -> None:
     """Before and after of each try: the second of three steals least, all steal too much."""
     clock = iter([0.0, 30.0, 30.0, 31.0, 31.0, 91.0])
-    monkeypatch.setattr("calibrate.measure.cluster.timing.stolen_s", lambda: next(clock))
+    monkeypatch.setattr("calibrate.measure.cluster.session.stolen_s", lambda: next(clock))
     record = measure(Options(output=tmp_path / "r.json", most_repetitions=2), small_plan()[:1])
     (note,) = [m.notes[-1] for m in record.measurements]
     assert note.startswith("the hypervisor ran others on these cores for ")
     assert next(clock, None) is None
 
     calm = iter([0.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr("calibrate.measure.cluster.timing.stolen_s", lambda: next(calm))
+    monkeypatch.setattr("calibrate.measure.cluster.session.stolen_s", lambda: next(calm))
     record = measure(Options(output=tmp_path / "s.json", most_repetitions=2), small_plan()[:1])
     assert not any("hypervisor" in note for m in record.measurements for note in m.notes)
 

@@ -11,8 +11,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 from rich.console import Console
 
 from calibrate.measure.cluster.plan import MIB, Task, default_plan, teams
-from calibrate.measure.cluster.session import Budget
-from calibrate.measure.cluster.timing import RoundTime
+from calibrate.measure.cluster.session import Budget, RoundTime
 from calibrate.measure.ranks.launch import Reporter
 from calibrate.records.record import COPIES_IN, TOGETHER, Layout
 

@@ -242,7 +242,7 @@ def test_ddp_sums_up_what_it_logs_between_iterations_and_in_none() -> None:
 
 def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, where looking takes as long as the hooks."""
-    monkeypatch.setattr("calibrate.measure.model.ddp_alone._look_s", lambda: 1e3)
+    monkeypatch.setattr("calibrate.measure.model.samples._look_s", lambda: 1e3)
     assert set(profiled("two_layers")["measured"]["ddp_hook_s"]) == {0.0}
 
 

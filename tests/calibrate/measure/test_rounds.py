@@ -137,10 +137,9 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
     )
     module = """
 import measured.quick_rounds
-import calibrate.measure.ddp.rounds as m
-import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
+import calibrate.measure.ddp.rounds as m, calibrate.measure.ddp.stepper as s
 step, timed = s.step, []
-i.step = s.step = lambda training, *others, **more: timed.append(id(training.model)) or step(
+m.step = s.step = lambda training, *others, **more: timed.append(id(training.model)) or step(
     training, *others, **more
 )
 m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from calibrate.measure.cluster import interference, rounds, work
+from calibrate.measure.cluster import interference, rounds
 
 _CPU = torch.device("cpu")
 
@@ -105,8 +105,8 @@ def _install() -> None:
     )
     cuda.nccl.version = lambda: (2, 27, 5)
     _install_nccl()
-    work._GEMM["cuda"], work._MEMORY["cuda"] = 64, (2**12, 4)
-    work._LAYERS["cuda"] = (4, 64, 32)
+    interference._GEMM["cuda"], interference._MEMORY["cuda"] = 64, (2**12, 4)
+    interference._LAYERS["cuda"] = (4, 64, 32)
     interference._QUEUED, interference._MOST_QUEUED = 2, 2
     interference._MESSAGE_BYTES["cuda"] = 2**22
     _OnCpu().__enter__()

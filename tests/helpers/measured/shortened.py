@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrate.measure.cluster import interference, work
+from calibrate.measure.cluster import interference
 from calibrate.measure.cluster.plan import MIB, Options, Task, default_plan
 from calibrate.measure.cluster.session import measure
 from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.record import HALF, Layout
 
-work._LAYERS["cpu"] = (4, 128, 32)
+interference._LAYERS["cpu"] = (4, 128, 32)
 interference._QUEUED_BYTES = 8 * MIB
 
 
