@@ -163,7 +163,7 @@ def profile(
     Under torchrun, or with --local, also how much the ranks' all-reduces slow it down.
     """
     from calibrate.measure.model import profile as profiling
-    from calibrate.measure.model.document import scale_ends
+    from calibrate.measure.model.profile import scale_ends
     from calibrate.measure.ranks.launch import run
 
     check_outputs([(output, MODEL_SCHEMA)])

@@ -75,7 +75,7 @@ def capture(
     from calibrate.capture.capture import capture as captured
     from calibrate.capture.capture import render
     from calibrate.capture.sources import source_of
-    from calibrate.measure.model.document import with_other_part
+    from calibrate.measure.model.profile import with_other_part
     from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 
     check_outputs([(output, MODEL_SCHEMA)])

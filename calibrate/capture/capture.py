@@ -31,12 +31,13 @@ from ddpsim.workload.operators import Operator
 
 Document = dict[str, Any]
 Point = tuple[int, int]  # batch and size
-
 Steps = Mapping[Point, Recording]
-
 # of 1, x, x^2, b, b x, b x^2, without zeros at the end
 Polynomial = tuple[Fraction, ...]
 _POWERS = 3  # of x
+_FIT_BATCHES = (2, 3)
+_CHECK_BATCH = 5
+_ALWAYS: tuple[Recorded, ...] = ("fp32", "amp")  # "half": where the code runs in it
 
 
 class StructureChanges(Exception):  # noqa: N818 -- it is a finding, and ends as a fixed size
@@ -202,11 +203,6 @@ def _through(points: Sequence[tuple[int, Fraction]]) -> list[Fraction]:
             a - x * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)
         ]
     return found
-
-
-_FIT_BATCHES = (2, 3)
-_CHECK_BATCH = 5
-_ALWAYS: tuple[Recorded, ...] = ("fp32", "amp")  # "half": where the code runs in it
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from ddpsim.files import json_of, read_regular
 
 SizeKey = Literal["seq_len", "image_size"]
 _STRIDE = 32  # of most convolutional networks as a whole: images of other sizes are padded
+_LARGEST_BYTES = 2**24  # of a configuration
+_TOKENS = 1024  # of a sample, where a configuration allows more
 
 
 @dataclass(frozen=True)
@@ -156,10 +158,6 @@ def of_batch(inputs: Any, batch: int) -> Any:
         return torch.empty(batch, *tensor.shape[1:], dtype=tensor.dtype, device=META)
 
     return tree_map_only(Tensor, resized, inputs)
-
-
-_LARGEST_BYTES = 2**24  # of a configuration
-_TOKENS = 1024  # of a sample, where a configuration allows more
 
 
 def source_of(reference: str, batch: int | None, size: int | None) -> Source:

@@ -22,7 +22,6 @@ Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
 Unit = Callable[[int], object]  # the i-th piece of compute
 LAUNCH_S = 60e-6
-
 # a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s (of layers: 2 ms),
 # 0.3 to 2 ms on an H100, 2 to 13 on a T4
 _GEMM = {"cpu": 256, "cuda": 2048}  # rows and columns
@@ -30,6 +29,18 @@ _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many array
 # layers, their width, and rows that go through them
 _LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 1024)}
 _WAIT_BYTES = 2**24  # 30 ms at 5 Gbit/s: after 15 the effect of a wait is nearly whole
+UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
+# all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
+# more of the processor in the first 50 ms than later
+_QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
+# on a GPU as many as take so long, and as so many pieces of compute
+_QUEUED_S, _QUEUED_PIECES, _MOST_QUEUED = 0.05, 15, 1024
+_AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a GPU is never idle
+_TICK_S = 1e-6
+# as in a record's queues; on a GPU larger, so that a queue can last as long as a long backward
+_MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+_MESSAGES = {"cpu": 4, "cuda": 1}  # gloo has two in flight, which must differ
+_FEWEST, _MOST = 2, 256  # all-reduces of a queue
 
 
 def compute_unit(work: str, device: torch.device) -> Unit:
@@ -88,21 +99,6 @@ def all_at_once(job: Job) -> Work:
     """
     reduced = floats_of(_WAIT_BYTES, job)
     return lambda: dist.all_reduce(reduced)
-
-
-UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
-# all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
-# more of the processor in the first 50 ms than later
-_QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
-# on a GPU as many as take so long, and as so many pieces of compute
-_QUEUED_S, _QUEUED_PIECES, _MOST_QUEUED = 0.05, 15, 1024
-_AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a GPU is never idle
-_TICK_S = 1e-6
-
-# as in a record's queues; on a GPU larger, so that a queue can last as long as a long backward
-_MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-_MESSAGES = {"cpu": 4, "cuda": 1}  # gloo has two in flight, which must differ
-_FEWEST, _MOST = 2, 256  # all-reduces of a queue
 
 
 def _side_stream(device: torch.device) -> AbstractContextManager[object]:

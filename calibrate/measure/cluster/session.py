@@ -35,6 +35,9 @@ _TRIES = 3
 _TELLING_S = 1.0  # over less, the ticks in which it is told mean little
 _LONG_S = 0.02  # rounds longer than this are waited for one by one
 _MOST_WAIT = 0.5  # of the time limit, which ranks that take no part spend waiting for the rounds
+_UNSURE = 1.5  # a task may take this many times its share before it is left out
+_USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
+_MEMORY_SHARE = 0.25  # of what is free, by default
 
 
 def relative_mad(samples_s: Sequence[float]) -> float:
@@ -92,11 +95,6 @@ def _measurement(
         else (),
         notes=tuple(notes),
     )
-
-
-_UNSURE = 1.5  # a task may take this many times its share before it is left out
-_USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
-_MEMORY_SHARE = 0.25  # of what is free, by default
 
 
 def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:

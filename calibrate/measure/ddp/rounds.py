@@ -22,7 +22,7 @@ from calibrate.measure.ddp.stepper import PARTS, ReducedAsByDdp, Row, Stepper, s
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import check_same, environment, rank_facts
 from calibrate.measure.host.machine import usable_cores
-from calibrate.measure.model.document import ready_times
+from calibrate.measure.model.profile import ready_times
 from calibrate.measure.model.samples import (
     ONE_BUCKET_MIB,
     WARMUPS,

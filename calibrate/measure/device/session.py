@@ -15,8 +15,15 @@ import torch
 
 from calibrate.files import check_writable
 from calibrate.measure.cluster.record_file import is_free, write_record
-from calibrate.measure.device.bench import Bench, supported_rates
-from calibrate.measure.device.kernels import convolution, launch, memory, optimizer, product
+from calibrate.measure.device.kernels import (
+    Bench,
+    convolution,
+    launch,
+    memory,
+    optimizer,
+    product,
+    supported_rates,
+)
 from calibrate.measure.device.plan import device_plan
 from calibrate.measure.device.steps import (
     compiled,

@@ -14,7 +14,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Mark
-from calibrate.measure.device.bench import DTYPES, Bench
+from calibrate.measure.device.kernels import DTYPES, Bench
 from calibrate.measure.model.samples import Samples, iterate
 from calibrate.measure.model.training import Made, Training, reduced_parameters
 from calibrate.measure.ranks.job import process_group

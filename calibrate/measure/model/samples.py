@@ -31,8 +31,9 @@ from calibrate.measure.model.training import (
 )
 
 WARMUPS = 3
-
 _TINY_ITERATIONS = 10
+ONE_BUCKET_MIB = 1e6
+_BACKWARDS = 10  # that tell what it costs to look
 
 
 @dataclass
@@ -169,10 +170,6 @@ def _longer_s(samples: Samples) -> float:
     """By how much a hook lengthens the backward, of which it is one of many."""
     more_s = median(samples.hooked_backward_s) - median(samples.backward_s)
     return max(0.0, more_s / max(1, len(samples.order)))
-
-
-ONE_BUCKET_MIB = 1e6
-_BACKWARDS = 10  # that tell what it costs to look
 
 
 def alone() -> dist.ProcessGroup:

@@ -37,6 +37,9 @@ _REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
 # timeout (gloo's transport/tcp/pair.cc and unbound_buffer.cc)
 _GLOO_LOST = ("gloo/transport/", "Application timeout caused pair closure")
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LET_GO_S = 0.2
+_PRIORITY = 1  # the lowest of the real-time ones
+_SETTLE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -347,12 +350,6 @@ def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str
             f"MASTER_PORT, {took}, and that the port is free"
         )
     return f"{advice} (torch: {first})"
-
-
-_LET_GO_S = 0.2
-
-_PRIORITY = 1  # the lowest of the real-time ones
-_SETTLE_S = 0.1
 
 
 @contextmanager

@@ -23,6 +23,11 @@ from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 
 _CLASSES = 1000
 _VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions of a stage, channels
+_DROPOUT = 0.1  # of BERT and GPT-2, as their configurations have it
+_BLOCK = 2**16  # random numbers that all weights share: drawing all would take longer than steps
+_SCALE = 0.02  # of weights: usual of transformers, and no overflow in half of any
+_TOKENS = 30000  # every model's vocabulary holds them
+Profiled = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 
 
 class _Layer(NamedTuple):
@@ -149,9 +154,6 @@ def _vgg_features() -> Iterator[nn.Module]:
 def vgg16() -> nn.Module:
     """VGG with 16 layers, without batch norms."""
     return _Vgg()
-
-
-_DROPOUT = 0.1  # of BERT and GPT-2, as their configurations have it
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -476,9 +478,6 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "gpt2-xl": partial(Gpt2, 1600, 48, 25),
     "llama-1b": Llama,
 }
-_BLOCK = 2**16  # random numbers that all weights share: drawing all would take longer than steps
-_SCALE = 0.02  # of weights: usual of transformers, and no overflow in half of any
-_TOKENS = 30000  # every model's vocabulary holds them
 
 
 def build(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -538,9 +537,6 @@ def loss_of(output: Tensor) -> Tensor:
     return F.cross_entropy(
         output.float(), torch.zeros(len(output), dtype=torch.long, device=output.device)
     )
-
-
-Profiled = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 
 
 def resnet50(batch: int = 64) -> Profiled:

@@ -13,6 +13,28 @@ from typing import Any, NamedTuple
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.file import Event, TraceFile
 
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+_NODE = "autograd::engine::evaluate_function: "
+_OLD_NODE = re.compile(r"Backward\d*$")  # torch before 1.11 records the nodes alone
+OF_DDP = (
+    *("torch::distributed::", "torch.distributed.", "c10d::", "nccl:", "gloo:"),
+    *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
+)
+_COLLECTIVE_CALL = "c10d::"
+BROADCAST = "c10d::broadcast_"
+# of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
+_CHECKPOINT = "CheckpointFunctionBackward"
+OPTIMIZER_STEP = "Optimizer.step"
+_READ = "aten::_local_scalar_dense"
+_LOADER = "enumerate(DataLoader)"
+# a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
+_LONGEST_CALL_US = 100.0
+# a longer pause between two kernels of which both are launched is a wait, not the device's own
+_LONGEST_PAUSE_US = 10.0
+_MOST_LOST = 0.05  # of the kernels' time: as much as a prediction may be off by other reasons
+_MOST_THREADS = 64  # of the backward: torch has one a device
+MOST = 10**12  # of elements, and of numbers of launches
+
 
 class Intervals:
     """A union of intervals (start, end)."""
@@ -57,29 +79,6 @@ class Intervals:
         if index < 0:
             return 0.0
         return self._before[index] + min(time, self.ends[index]) - self.starts[index]
-
-
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-_NODE = "autograd::engine::evaluate_function: "
-_OLD_NODE = re.compile(r"Backward\d*$")  # torch before 1.11 records the nodes alone
-OF_DDP = (
-    *("torch::distributed::", "torch.distributed.", "c10d::", "nccl:", "gloo:"),
-    *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
-)
-_COLLECTIVE_CALL = "c10d::"
-BROADCAST = "c10d::broadcast_"
-# of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
-_CHECKPOINT = "CheckpointFunctionBackward"
-OPTIMIZER_STEP = "Optimizer.step"
-_READ = "aten::_local_scalar_dense"
-_LOADER = "enumerate(DataLoader)"
-# a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
-_LONGEST_CALL_US = 100.0
-# a longer pause between two kernels of which both are launched is a wait, not the device's own
-_LONGEST_PAUSE_US = 10.0
-_MOST_LOST = 0.05  # of the kernels' time: as much as a prediction may be off by other reasons
-_MOST_THREADS = 64  # of the backward: torch has one a device
-MOST = 10**12  # of elements, and of numbers of launches
 
 
 class Window(NamedTuple):

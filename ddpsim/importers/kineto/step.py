@@ -40,7 +40,6 @@ _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 _S = 1e-6
 _THREADS = 2  # of gloo
-
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -54,6 +53,8 @@ _DTYPES = {
     "bool": "bool",
 }
 _OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+_S = 1e-6
+_COPY_BACK = "copy_bucket_to_grad"
 
 
 def read_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
@@ -432,10 +433,6 @@ def dtype_of(name: Any) -> str | None:
 def name_of(dtype: Any) -> str:
     """`c10::Half` of an op is `Half` of a collective."""
     return str(dtype).removeprefix("c10::").lower()
-
-
-_S = 1e-6
-_COPY_BACK = "copy_bucket_to_grad"
 
 
 @dataclass(frozen=True)

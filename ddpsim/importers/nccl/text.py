@@ -35,6 +35,16 @@ _DEVICE = re.compile(
     r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d{1,9})\s+)?(?:.{0,200}?\bPid\s+\d+\s+)?on\s+"
     r"(?P<host>\S{1,253})\s+device\s+(?P<ordinal>\S{1,20})(?:\s+\[(?P<bus>[^]]{0,40})\](?P<gpu>.*))?"
 )
+_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
+_BEGINS = re.compile(r"^#\s*(?:Collective test starting:|nThread\s+\d|(?:nccl|rccl)-tests version)")
+_OPERATIONS = (
+    *("all_gather", "all_reduce", "alltoall", "alltoallv", "alltoallv2", "bisection"),
+    *("broadcast", "gather", "hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
+)
+_PROGRAM = re.compile(rf"({'|'.join(_OPERATIONS)})_perf")
+_CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
+NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
+_AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 
 
 class Line(NamedTuple):
@@ -187,19 +197,6 @@ def _continued(row: TextRow, line: Line) -> TextRow:
     cells = row.cells + from_the_end[::-1]
     is_rest = len(cells) <= row.wanted  # too many where the break went through a number
     return row._replace(cells=cells) if is_rest else row
-
-
-_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
-_BEGINS = re.compile(r"^#\s*(?:Collective test starting:|nThread\s+\d|(?:nccl|rccl)-tests version)")
-_OPERATIONS = (
-    *("all_gather", "all_reduce", "alltoall", "alltoallv", "alltoallv2", "bisection"),
-    *("broadcast", "gather", "hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
-)
-_PROGRAM = re.compile(rf"({'|'.join(_OPERATIONS)})_perf")
-_CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
-
-NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
-_AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 
 
 class _Run(NamedTuple):

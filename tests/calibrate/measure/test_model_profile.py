@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.cli import app
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.document import ready_times, scale_ends, scale_profile
-from calibrate.measure.model.profile import write_profile
+from calibrate.measure.model.profile import ready_times, scale_ends, scale_profile, write_profile
 from calibrate.measure.model.samples import Samples
 from calibrate.measure.model.training import (
     Training,

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.measure.clock import Clock
 from calibrate.measure.ddp.stepper import logged, start_log
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.document import scale_profile
 from calibrate.measure.model.profile import (
     Document,
     ProfileOptions,
     profile_in_job,
+    scale_profile,
     write_profile,
 )
 from calibrate.measure.model.samples import Samples, hook_cost_s
