@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -36,7 +35,7 @@ from calibrate.records.variant import Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.files import write_atomically
-from ddpsim.scenario.options.model_file import MODEL_SCHEMA
+from ddpsim.scenario.options.model_file import MODEL_SCHEMA, read_known
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
 
@@ -188,7 +187,7 @@ def profile(
         document = run(work, options, local)
     if not is_first(local):
         return
-    document = document or json.loads(output.read_text("utf-8"))
+    document = document or read_known(str(output), output).document
     for warning in document["measured"]["warnings"]:
         print(f"warning   {warning}", file=sys.stderr)
     print(f"{output}: use it as workload.model")

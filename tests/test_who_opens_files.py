@@ -18,7 +18,6 @@ ALLOWED = {
     "ddpsim/scenario/starters.py": "scenarios of the package",
     "calibrate/measure/device/session.py": "a trace that it has just recorded",
     "calibrate/measure/host/machine.py": "/proc and /sys",
-    "calibrate/measure/model/profile.py": "the record that it has just written",
     "calibrate/measure/ranks/launch.py": "logs of the ranks that it has started",
     "calibrate/testbed/network.py": "what ip prints",
     "calibrate/testbed/shaping.py": "/proc",
