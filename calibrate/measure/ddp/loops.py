@@ -5,6 +5,7 @@ What each sends, and when: docs/explanation/strategies.md and sharding.md.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -28,9 +30,6 @@ from ddpsim.strategies.fully_shard.units import named_units
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-import inspect
-
-import torch
 
 _POWER_SGD_ITER = 2  # backwards of plain all-reduces, the fewest; as scenarios have it
 
@@ -87,7 +86,11 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
         state = PowerSGDState(None, rank, start_powerSGD_iter=_POWER_SGD_ITER)
         ddp.register_comm_hook(state, powerSGD_hook)
     elif variant.comm_hook != "none" and not variant.overlap_with_ddp:
-        _register(ddp, variant.comm_hook)
+        try:
+            ddp.register_comm_hook(None, getattr(default_hooks, f"{variant.comm_hook}_hook"))
+        except TypeError as error:  # torch takes no bf16_compress but with NCCL
+            told = f"the hook {variant.comm_hook} cannot be measured here (torch: {error})"
+            raise MeasureError(told) from None
     wrapped = replace(own, model=ddp)
     if variant.strategy == "zero1":
         wrapped = optimized(wrapped, ddp, variant)
@@ -109,20 +112,13 @@ def check_power_sgd(own: Training, variant: Variant) -> None:
         )
 
 
-def _register(ddp: DistributedDataParallel, name: str) -> None:
-    try:
-        ddp.register_comm_hook(None, getattr(default_hooks, f"{name}_hook"))
-    except TypeError as error:  # torch takes no bf16_compress but with NCCL
-        raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
-
-
 def _naive(own: Training) -> Loop:
     def reduce() -> None:
         for gradient in _gradients(own.model):
             dist.all_reduce(gradient)
             gradient.div_(dist.get_world_size())
 
-    return Loop(own, reduce=reduce, sent_bytes=_each_bytes(own))
+    return Loop(own, reduce=reduce, sent_bytes=tuple(p.nbytes for p in _used(own)))
 
 
 def _naive_flat(own: Training) -> Loop:
@@ -161,7 +157,7 @@ def _per_parameter(own: Training) -> Loop:
         launched.clear()
 
     hook_gradients(own.model, lambda _: launch)
-    return Loop(own, no_sync, reduce, sent_bytes=_each_bytes(own))
+    return Loop(own, no_sync, reduce, sent_bytes=tuple(p.nbytes for p in _used(own)))
 
 
 def _sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
@@ -250,10 +246,6 @@ def _used(own: Training) -> list[Tensor]:
     return [p for name, p in reduced_parameters(own.model).items() if name not in own.unused]
 
 
-def _each_bytes(own: Training) -> tuple[int, ...]:
-    return tuple(parameter.nbytes for parameter in _used(own))
-
-
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
     return [[tensor for tensor in tensors if tensor.dtype == dtype] for dtype in dtypes]
@@ -267,51 +259,37 @@ _LOOPS: dict[StrategyName, Callable[[Training], Loop]] = {
 
 
 def optimized(wrapped: Training, ddp: DistributedDataParallel, variant: Variant) -> Training:
-    """The training of `ddp` with that optimizer; raises MeasureError where torch refuses it."""
-    if not variant.overlap_with_ddp:
-        return wrapped.optimizing(_after_backward)
+    """The training of `ddp` with that optimizer; raises MeasureError where torch refuses it.
 
-    def make(
-        kind: type[torch.optim.Optimizer], parameters: Sequence[Tensor], **options: Any
-    ) -> torch.optim.Optimizer:
-        return _in_hooks(ddp, variant, kind, parameters, options)
-
-    return wrapped.optimizing(make)
-
-
-def _after_backward(
-    kind: type[torch.optim.Optimizer], parameters: Sequence[Tensor], **options: Any
-) -> torch.optim.Optimizer:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 -- slow
-
-    return ZeroRedundancyOptimizer(parameters, kind, **options)
-
-
-def _in_hooks(
-    ddp: DistributedDataParallel,
-    variant: Variant,
-    kind: type[torch.optim.Optimizer],
-    parameters: Sequence[Tensor],
-    options: dict[str, Any],
-) -> torch.optim.Optimizer:
-    """Its step() does nothing: torch's own would only warn that it should not be called."""
+    In DDP's hooks its step() does nothing: torch's own would only warn against calling it.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook  # noqa: PLC0415 -- slow
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
     from torch.distributed.optim.utils import functional_optim_map  # noqa: PLC0415
 
-    if options.get("fused"):
-        raise MeasureError("overlap_with_ddp takes functional optimizers, none of which is fused")
-    if variant.find_unused_parameters:
-        raise MeasureError("overlap_with_ddp never updates where DDP finds unused parameters")
-    taken = inspect.signature(functional_optim_map[kind]).parameters
-    own = {key: options[key] for key in taken if options.get(key) is not None}
-    zero = ZeroRedundancyOptimizer(parameters, kind, overlap_with_ddp=True, **own)
-    name = "allreduce" if variant.comm_hook == "none" else variant.comm_hook
-    reduce = getattr(default_hooks, f"{name}_hook")
-    try:
-        hook = getattr(ddp_zero_hook, variant.hook)(reduce, ddp, zero, variant.shard_buckets)
-    except RuntimeError as error:
-        raise MeasureError(f"overlap_with_ddp cannot be measured here (torch: {error})") from None
-    ddp.register_comm_hook(None, hook)
-    zero.step = lambda *_, **__: None  # type: ignore[assignment]
-    return zero
+    def make(
+        kind: type[torch.optim.Optimizer], parameters: Sequence[Tensor], **options: Any
+    ) -> torch.optim.Optimizer:
+        if not variant.overlap_with_ddp:
+            return ZeroRedundancyOptimizer(parameters, kind, **options)
+        if options.get("fused"):
+            raise MeasureError(
+                "overlap_with_ddp takes functional optimizers, none of which is fused"
+            )
+        if variant.find_unused_parameters:
+            raise MeasureError("overlap_with_ddp never updates where DDP finds unused parameters")
+        taken = inspect.signature(functional_optim_map[kind]).parameters
+        own = {key: options[key] for key in taken if options.get(key) is not None}
+        zero = ZeroRedundancyOptimizer(parameters, kind, overlap_with_ddp=True, **own)
+        name = "allreduce" if variant.comm_hook == "none" else variant.comm_hook
+        reduce = getattr(default_hooks, f"{name}_hook")
+        try:
+            hook = getattr(ddp_zero_hook, variant.hook)(reduce, ddp, zero, variant.shard_buckets)
+        except RuntimeError as error:
+            told = f"overlap_with_ddp cannot be measured here (torch: {error})"
+            raise MeasureError(told) from None
+        ddp.register_comm_hook(None, hook)
+        zero.step = lambda *_, **__: None  # type: ignore[assignment]
+        return zero
+
+    return wrapped.optimizing(make)

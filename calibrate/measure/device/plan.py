@@ -70,7 +70,11 @@ def device_plan(rates: tuple[Rate, ...], *, gpu: bool) -> Iterator[Case]:
     yield from _kernels(rates, gpu=gpu)
     yield from _steps(_first_precisions(rates), gpu=gpu, first=True)
     if gpu:
-        yield from _smallest_steps(rates)
+        for name, images in _models():
+            batch, size = _SMALLEST[0 if images else 1]
+            side = 224 if name in _ATTENTIVE_IMAGES else size
+            for precision in _first_precisions(rates):
+                yield Case(kind="step", model=name, precision=precision, batch=batch, size=side)
     yield from _around(gpu=gpu)
     if gpu:
         yield from _steps(_first_precisions(rates), gpu=gpu, first=False)
@@ -127,23 +131,11 @@ def _steps(precisions: list[Precision], *, gpu: bool, first: bool | None = None)
         for precision in precisions:
             for batch, size in chosen:
                 case = Case(kind="step", model=name, precision=precision, batch=batch, size=size)
+                yield case
+                # half convolutions have other kernels for channels last
                 formats = gpu and images and name not in _ATTENTIVE_IMAGES
-                yield from _in_formats(case, formats=formats)
-
-
-def _in_formats(case: Case, *, formats: bool) -> Iterator[Case]:
-    """And in channels last, where half convolutions have other kernels for it."""
-    yield case
-    if formats and case.precision != "fp32":
-        yield case.model_copy(update={"channels_last": True})
-
-
-def _smallest_steps(rates: tuple[Rate, ...]) -> Iterator[Case]:
-    for name, images in _models():
-        batch, size = _SMALLEST[0 if images else 1]
-        for precision in _first_precisions(rates):
-            side = 224 if name in _ATTENTIVE_IMAGES else size
-            yield Case(kind="step", model=name, precision=precision, batch=batch, size=side)
+                if formats and precision != "fp32":
+                    yield case.model_copy(update={"channels_last": True})
 
 
 def _around(*, gpu: bool) -> Iterator[Case]:

@@ -5,10 +5,11 @@ Several ranks tell one thing more: how it fares beside all-reduces.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -121,8 +122,11 @@ def profile(
         memory = peak_memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         warnings = [*not_modelled(training.model), *_try_ddp(training, samples, iterations)]
-        title = title_of(reference, size, where, threads)
-        measured_with = {"device": device_name(where), "optimizer": options.optimizer}
+        name = device_name(where)
+        on = name if where.type == "cuda" else f"{name}, {counted(threads, 'thread')}"
+        torchs = f"torch {torch.__version__}, no communication"
+        title = f"{reference} with batch {size} on {on}, {torchs}"
+        measured_with = {"device": name, "optimizer": options.optimizer}
         hook_s = hook_cost_s(where, samples)
         measured = measured_part(training, samples, size, title, hook_s) | memory | measured_with
         measured |= sizes_of(reference) | {"warnings": warnings}
@@ -235,15 +239,12 @@ def _measure_ddp(training: Training, samples: Samples, steps: int) -> None:
     with process_group("nccl" if is_gpu else "gloo"):
         wrapped = under_ddp(training)
         ratios = [step_s(wrapped) / step_s(training) for _ in range(unsettled + steps)]
-        hooks_s = {} if is_gpu else _ddp_hooks_s(training, steps)
-    samples.with_ddp, samples.ddp_hook_s = ratios[unsettled:], hooks_s
-
-
-def _ddp_hooks_s(training: Training, steps: int) -> Mapping[str, float]:
-    hooks = HookTimes(training)
-    for i in range(WARMUPS + steps):
-        hooks.step(warm=i < WARMUPS)
-    return hooks.medians_s()
+        samples.with_ddp = ratios[unsettled:]
+        if not is_gpu:
+            hooks = HookTimes(training)
+            for i in range(WARMUPS + steps):
+                hooks.step(warm=i < WARMUPS)
+            samples.ddp_hook_s = hooks.medians_s()
 
 
 def _exponent(training: Training, job: Job, iterations: int) -> tuple[Document, str]:
@@ -425,14 +426,6 @@ def peak_memory(training: Training, device: torch.device) -> Document:
     }
 
 
-def title_of(reference: str, batch: int, device: torch.device, threads: int) -> str:
-    """What was measured, in words."""
-    where = device_name(device)
-    if device.type == "cpu":
-        where += f", {counted(threads, 'thread')}"
-    return f"{reference} with batch {batch} on {where}, torch {torch.__version__}, no communication"
-
-
 def device_name(device: torch.device) -> str:
     """The GPU's name, or cpu."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
@@ -467,8 +460,10 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
     """
     measured = document["measured"]
     check_scaled_from(measured.get("device"), old)
-    compute = _matmul_rate(old) / _matmul_rate(new)
-    memory = _memory_rate(old) / _memory_rate(new)
+    tables = device_table(old), device_table(new)
+    rates = [(t["peak_flops"]["fp32"], t["matmul_efficiency"]["fp32"]) for t in tables]
+    speeds = [(t["memory_bandwidth_bytes_per_s"], t["memory_efficiency"]) for t in tables]
+    compute, memory = (math.prod(was) / math.prod(now) for was, now in (rates, speeds))
     by_memory = f" (by memory it would be {memory:.3g})"
     source = (
         f"ESTIMATE, not measured: {measured['source']}; scaled from {old} to {new}, forward and "
@@ -487,16 +482,6 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
         "ddp_hook_s": None,
     }
     return document | {"measured": measured | scaled}
-
-
-def _matmul_rate(device: str) -> float:
-    table = device_table(device)
-    return float(table["peak_flops"]["fp32"] * table["matmul_efficiency"]["fp32"])
-
-
-def _memory_rate(device: str) -> float:
-    table = device_table(device)
-    return float(table["memory_bandwidth_bytes_per_s"] * table["memory_efficiency"])
 
 
 if __name__ == "__main__":

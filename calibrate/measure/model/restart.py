@@ -57,8 +57,11 @@ def measure_restart(options: RestartOptions) -> None:
         batch = batch_of(options.model, options.batch)
         training = prepare(options.model, batch, job.device, options.optimizer, fused=options.fused)
         training = replace(training, model=DistributedDataParallel(training.model))
-        first_s = _step_s(job, training)
-        later_s = min(_step_s(job, training) for _ in range(_LATER_STEPS))
+        first_s, *more_s = (
+            _timed_s(job, lambda: (training.passes(), training.update()))
+            for _ in range(1 + _LATER_STEPS)
+        )
+        later_s = min(more_s)
         ready_s = time.perf_counter() - began - _LATER_STEPS * later_s
         folder = options.path / "ddpsim-checkpoint"
         job.first_does(lambda: _make(folder))
@@ -80,10 +83,6 @@ def _make(folder: Path) -> None:
     except OSError as error:
         told = f"{folder} cannot be made: {error.strerror}; name another folder"
         raise MeasureError(told) from None
-
-
-def _step_s(job: Job, training: Training) -> float:
-    return _timed_s(job, lambda: (training.passes(), training.update()))
 
 
 def _timed_s(job: Job, work: Callable[[], Any]) -> float:

@@ -215,7 +215,14 @@ class TraceEvents:
     @cached_property
     def broadcasts(self) -> list[tuple[float, float]]:
         """When the main thread broadcasts buffers; gloo's host waits in the midst of it."""
-        return list(_broadcasts(op for op in self.ops if op.thread == self.main))
+        found, began_us = [], None
+        for op in (op for op in self.ops if op.thread == self.main):
+            if op.name == BROADCAST and began_us is None:
+                began_us = op.start_us
+            elif "unflatten_dense_tensors" in op.name and began_us is not None:
+                found.append((began_us, op.end_us))
+                began_us = None
+        return found
 
     @cached_property
     def checkpoints(self) -> Intervals:
@@ -409,17 +416,6 @@ def _copies_back(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
         if follows:
             end_us = op.end_us
             yield op.start_us, op.end_us
-
-
-def _broadcasts(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
-    """From a broadcast to the unflatten of what it brought."""
-    began_us = None
-    for op in ops:
-        if op.name == BROADCAST and began_us is None:
-            began_us = op.start_us
-        elif "unflatten_dense_tensors" in op.name and began_us is not None:
-            yield began_us, op.end_us
-            began_us = None
 
 
 def is_communication(event: Event) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from math import inf, prod
 from typing import Any
@@ -53,7 +53,6 @@ _DTYPES = {
     "bool": "bool",
 }
 _OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
-_S = 1e-6
 _COPY_BACK = "copy_bucket_to_grad"
 
 
@@ -154,14 +153,14 @@ class _Step:
         """The step's times; raises ImportFailedError if it is several."""
         self._check_one_backward()
         window = self.window
-        backward = tuple(self._backward())
-        forward = tuple(self._forward())
+        backward, forward = tuple(self._backward()), tuple(self._forward())
+        optimizer = self._optimizer()
         return KinetoStep(
             name=window.name,
             length_s=(window.end_us - window.start_us) * _S,
             forward=forward,
             backward=backward,
-            optimizer=self._optimizer(),
+            optimizer=optimizer,
             gradients=tuple(self._gradients()),
             collectives=tuple(self._told_collectives()),
             loader_s=self.trace.loader.within(window.start_us, window.end_us) * _S,
@@ -170,36 +169,98 @@ class _Step:
                 op.name.startswith(OPTIMIZER_STEP) for op in within(self.trace.ops, window)
             ),
             start_s=window.start_us * _S,
-            done_s=self._done_us() * _S,
+            done_s=max(
+                (work.event.end_us for work in self.trace.launched(window)), default=window.end_us
+            )
+            * _S,
             lasts_s=(window.end_us - window.start_us) * _S,
             ddp_host_s=sum(
                 of_thread.within(window.start_us, window.end_us)
                 for of_thread in self.trace.ddp.values()
             )
             * _S,
-            own_of_ddp=own_of_ddp(self.trace, self.marks) if not self.trace.kernels else OwnOfDdp(),
+            own_of_ddp=OwnOfDdp() if self.trace.kernels else self._own_of_ddp(),
             reads=len(within(self.trace.reads, window)),
             sends_early=self._sends_early(),
-            parts=self._parts(),
+            parts=self._parts(sum(piece.device_s for piece in forward), optimizer.device_s),
         )
 
-    def _done_us(self) -> float:
-        ends_us = [work.event.end_us for work in self.trace.launched(self.window)]
-        return max(ends_us, default=self.window.end_us)
+    def _parts(self, forward_s: float, optimizer_s: float) -> StepParts:
+        """What the step's time went to.
 
-    @property
-    def marks(self) -> Marks:
-        """When its parts begin and end."""
-        return Marks(self.window, self.begins_us, self.ends_us, self.reduced_us)
+        Of a CPU, where the main thread computes, what it does not do between marks is a wait. A GPU
+        may work beyond the end of the host's step as it did at the beginning.
+        """
+        trace, window = self.trace, self.window
+        if not trace.kernels:
+            idle_us = self.reduced_us - self.ends_us
+            at_work = self._at_work(self.ends_us, self.reduced_us)
+            idle_us -= at_work.within(self.ends_us, self.reduced_us)
+            exposed_us = self._waits.within(window.start_us, self.ends_us) + max(0.0, idle_us)
+            backward_s = (self.ends_us - self.begins_us) * _S
+            data_us = trace.loader.within(window.start_us, window.end_us)
+        else:
+            device = spans_of(work.event for work in trace.launched(window))
+            forward_s, optimizer_s = _work_s(self.forward), _work_s(self.optimizer)
+            backward_s = _work_s([*chain.from_iterable(self.backward), *self.copies_in])
+            exposed_us = self._awaited_us()
+            data_us = sum(
+                end - start - device.within(start, end)
+                for start, end in trace.loader.beginning_within(window.start_us, window.end_us)
+            )
+        known = (data_us * _S, forward_s, backward_s, exposed_us * _S, optimizer_s)
+        return StepParts(*known, other=(window.end_us - window.start_us) * _S - sum(known))
 
-    def _parts(self) -> StepParts:
-        """What the step's time went to."""
-        marks = self.marks
-        if not self.trace.kernels:
-            forward_s = sum(piece.device_s for piece in self._forward())
-            return host_parts(self.trace, marks, forward_s, self._optimizer().device_s)
-        backward = [*chain.from_iterable(self.backward), *self.copies_in]
-        return device_parts(self.trace, marks, self.forward, backward, self.optimizer)
+    def _awaited_us(self) -> float:
+        """How long kernels that are launched already wait while a collective is under way."""
+        waited_us, done_us = 0.0, -inf
+        launched = self.trace.launched(self.window)
+        computing = (work for work in launched if not is_communication(work.event))
+        for work in sorted(computing, key=lambda work: work.event.start_us):
+            could_us = max(done_us, work.launch.end_us)
+            waited_us += self.trace.communication.within(could_us, work.event.start_us)
+            done_us = max(done_us, work.event.end_us)
+        return waited_us
+
+    def _own_of_ddp(self) -> OwnOfDdp:
+        """Of a CPU; the waits for gloo in the midst of a broadcast are none of it."""
+        trace, start_us, begins_us = self.trace, self.window.start_us, self.begins_us
+        forward = self.window._replace(end_us=begins_us)
+        calls_us = [op.start_us for op in within(trace.ops, forward) if op.name == BROADCAST]
+        spans = trace.ddp.get(trace.main, Intervals([]))
+        before_us = 0.0
+        if calls_us:
+            zeroed_us = trace.optimizer.within(start_us, calls_us[0])
+            before_us = trace.host_us(trace.main, start_us, calls_us[0]) - zeroed_us
+        return OwnOfDdp(
+            max(0.0, before_us) * _S,
+            tuple(
+                _S * max(0.0, spans.within(start, end) - self._waits.within(start, end))
+                for start, end in pairwise([start_us, *calls_us, begins_us])
+            ),
+            tuple(
+                (op.end_us - op.start_us) * _S
+                for op in within(trace.ops, Window("", self.ends_us, self.reduced_us))
+                if op.thread == trace.main and op.name.endswith(_COPY_BACK)
+            ),
+        )
+
+    @cached_property
+    def _waits(self) -> Intervals:
+        """When the main thread waits while buffers are broadcast."""
+        found: list[tuple[float, float]] = []
+        for start_us, end_us in self.trace.broadcasts:
+            if self.window.start_us <= start_us < self.begins_us:
+                at_work = self._at_work(start_us, end_us)
+                found += zip([start_us, *at_work.ends], [*at_work.starts, end_us], strict=True)
+        return Intervals(found)
+
+    def _at_work(self, start_us: float, end_us: float) -> Intervals:
+        return spans_of(
+            op
+            for op in within(self.trace.ops, Window("", start_us, end_us))
+            if op.thread == self.trace.main and op.name.startswith(("aten::", *OF_DDP))
+        )
 
     def _gradients(self) -> Iterator[Gradient]:
         is_of_ddp = any(True for _ in self._told_collectives())
@@ -435,121 +496,5 @@ def name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("c10::").lower()
 
 
-@dataclass(frozen=True)
-class Marks:
-    """A step's window, and when its backward begins and ends and the optimizer follows."""
-
-    window: Window
-    backward_begins_us: float
-    backward_ends_us: float
-    reduced_us: float
-
-    @property
-    def length_us(self) -> float:
-        """By the host's clock."""
-        return self.window.end_us - self.window.start_us
-
-
-def host_parts(trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: float) -> StepParts:
-    """Of a CPU, where the main thread computes: what it does not do between marks is a wait."""
-    window, ends_us = marks.window, marks.backward_ends_us
-    waits_us = _idle_us(trace, ends_us, marks.reduced_us) + Intervals(
-        _waits_us(trace, marks)
-    ).within(window.start_us, ends_us)
-    return _parts(
-        marks,
-        data_wait=trace.loader.within(window.start_us, window.end_us) * _S,
-        forward=forward_s,
-        backward_compute=(ends_us - marks.backward_begins_us) * _S,
-        exposed_comm=waits_us * _S,
-        optimizer=optimizer_s,
-    )
-
-
-def own_of_ddp(trace: TraceEvents, marks: Marks) -> OwnOfDdp:
-    """Of a CPU; the waits for gloo in the midst of a broadcast are none of it."""
-    window, begins_us = marks.window, marks.backward_begins_us
-    forward = window._replace(end_us=begins_us)
-    calls_us = [op.start_us for op in within(trace.ops, forward) if op.name == BROADCAST]
-    spans = trace.ddp.get(trace.main, Intervals([]))
-    waits = Intervals(_waits_us(trace, marks))
-    before_us = 0.0
-    if calls_us:
-        zeroed_us = trace.optimizer.within(window.start_us, calls_us[0])
-        before_us = trace.host_us(trace.main, window.start_us, calls_us[0]) - zeroed_us
-    return OwnOfDdp(
-        max(0.0, before_us) * _S,
-        tuple(
-            _S * max(0.0, spans.within(start_us, end_us) - waits.within(start_us, end_us))
-            for start_us, end_us in pairwise([window.start_us, *calls_us, begins_us])
-        ),
-        tuple(
-            (op.end_us - op.start_us) * _S
-            for op in within(trace.ops, Window("", marks.backward_ends_us, marks.reduced_us))
-            if op.thread == trace.main and op.name.endswith(_COPY_BACK)
-        ),
-    )
-
-
-def _waits_us(trace: TraceEvents, marks: Marks) -> Iterator[tuple[float, float]]:
-    """When the main thread waits while buffers are broadcast."""
-    for start_us, end_us in trace.broadcasts:
-        if marks.window.start_us <= start_us < marks.backward_begins_us:
-            at_work = _at_work(trace, start_us, end_us)
-            yield from zip([start_us, *at_work.ends], [*at_work.starts, end_us], strict=True)
-
-
-def _idle_us(trace: TraceEvents, start_us: float, end_us: float) -> float:
-    """How long the main thread carries nothing out."""
-    return max(0.0, end_us - start_us - _at_work(trace, start_us, end_us).within(start_us, end_us))
-
-
-def _at_work(trace: TraceEvents, start_us: float, end_us: float) -> Intervals:
-    return spans_of(
-        op
-        for op in within(trace.ops, Window("", start_us, end_us))
-        if op.thread == trace.main and op.name.startswith(("aten::", *OF_DDP))
-    )
-
-
-def device_parts(
-    trace: TraceEvents,
-    marks: Marks,
-    forward: Sequence[DeviceWork],
-    backward: Sequence[DeviceWork],
-    optimizer: Sequence[DeviceWork],
-) -> StepParts:
-    """Of a GPU, which may work beyond the end of the host's step as it did at the beginning."""
-    window, loader = marks.window, trace.loader
-    device = spans_of(work.event for work in trace.launched(window))
-    waits_us = sum(
-        end - start - device.within(start, end)
-        for start, end in loader.beginning_within(window.start_us, window.end_us)
-    )
-    return _parts(
-        marks,
-        data_wait=waits_us * _S,
-        forward=_work_s(forward),
-        backward_compute=_work_s(backward),
-        exposed_comm=_awaited_us(trace, window) * _S,
-        optimizer=_work_s(optimizer),
-    )
-
-
-def _awaited_us(trace: TraceEvents, window: Window) -> float:
-    """How long kernels that are launched already wait while a collective is under way."""
-    waited_us, done_us = 0.0, float("-inf")
-    computing = (work for work in trace.launched(window) if not is_communication(work.event))
-    for work in sorted(computing, key=lambda work: work.event.start_us):
-        could_us = max(done_us, work.launch.end_us)
-        waited_us += trace.communication.within(could_us, work.event.start_us)
-        done_us = max(done_us, work.event.end_us)
-    return waited_us
-
-
-def _work_s(works: Sequence[DeviceWork]) -> float:
+def _work_s(works: Iterable[DeviceWork]) -> float:
     return sum(work.work_us for work in works) * _S
-
-
-def _parts(marks: Marks, **known: float) -> StepParts:
-    return StepParts(**known, other=marks.length_us * _S - sum(known.values()))

@@ -36,6 +36,7 @@ from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
 from ddpsim.scenario.quantity import SourceFile
 
 _ENOUGH = 3  # of each way, of which a median tells
+_VERSION = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")  # of NCCL, such as 2.17.1
 _WHOLE = 0.95  # of an event's time beside a collective, or below 1 - that
 
 
@@ -84,6 +85,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     middle_s = median_low(step.busy_s for step in steady)
     typical = next(step for step in steady if step.busy_s == middle_s)
     _check(file, trace, steady, typical)
+    version = file.distributed.get("nccl_version")
     return KinetoTrace(
         source=file.name,
         steps=steady,
@@ -91,12 +93,12 @@ def read_trace(source: SourceFile) -> KinetoTrace:
         left_out=len(steps) - len(steady),
         on_gpu=bool(trace.kernels),
         device=file.devices.get(trace.device) if trace.kernels else None,
-        world_size=_world_size(file),
+        world_size=_whole(file, "world_size"),
         lost=trace.lost,
         rank=_whole(file, "rank"),
         optimizer=trace.optimizer_name,
         both_ways=both_ways(trace),
-        nccl=_nccl(file),
+        nccl=version if isinstance(version, str) and _VERSION.fullmatch(version) else None,
     )
 
 
@@ -111,17 +113,6 @@ def _lasting(steps: Iterable[KinetoStep]) -> tuple[KinetoStep, ...]:
         parts = step.parts._replace(other=step.parts.other + lasts_s - step.length_s)
         found.append(replace(step, lasts_s=lasts_s, parts=parts))
     return tuple(found)
-
-
-def _world_size(file: TraceFile) -> int | None:
-    return _whole(file, "world_size")
-
-
-def _nccl(file: TraceFile) -> str | None:
-    """NCCL's version, such as 2.17.1."""
-    version = file.distributed.get("nccl_version")
-    is_one = isinstance(version, str) and re.fullmatch(r"2\.\d{1,2}(\.\d{1,2})?", version)
-    return version if is_one else None
 
 
 def _whole(file: TraceFile, key: str) -> int | None:
@@ -167,11 +158,12 @@ def _check(
                 f"its {part} does no work {where}in {typical.name}; record whole steps with "
                 "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
             )
-    if (_world_size(file) or 1) > 1 and not any(step.collectives for step in steady):
+    ranks = _whole(file, "world_size") or 1
+    if ranks > 1 and not any(step.collectives for step in steady):
         raise ImportFailedError(
             file.name,
-            f"says that it is of {_world_size(file)} ranks, but holds no communication; record a "
-            "step in which DDP reduces (no no_sync), or a run without torch.distributed",
+            f"says that it is of {ranks} ranks, but holds no communication; record a step in which "
+            "DDP reduces (no no_sync), or a run without torch.distributed",
         )
 
 

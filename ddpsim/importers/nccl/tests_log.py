@@ -79,7 +79,6 @@ def read_text_log(
     if not rows:
         whole_row = "whole result row" if left_out else "result row"
         raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
-    _check_all_right(name, lines)
     rows, in_ms = _in_seconds(name, rows)
     runs = device_lists(name, lines, found)
     if runs:
@@ -113,8 +112,11 @@ def read_json(name: str, text: str, operation: Operation) -> Measured:
     if not measured:
         raise ImportFailedError(name, "its results are empty: nothing was measured")
     devices = _json_devices(name, data["config"])
-    layout = _json_layout(name, data["config"], devices)
-    return _measured(name, operation, layout, measured, devices)
+    nodes, processes = layout_of(name, devices)
+    threads, gpus = (
+        whole(name, 0, data["config"].get(key, 1), key) for key in ("nthreads", "ngpus")
+    )
+    return _measured(name, operation, (nodes, processes * threads * gpus), measured, devices)
 
 
 def _measured(
@@ -125,7 +127,13 @@ def _measured(
     devices: Sequence[Device],
 ) -> Measured:
     check_one_group(name, devices)
-    _check_one_kind(name, rows, operation)
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    if len(kinds) > 1:  # each has a speed of its own, and their mean is nobody's
+        raise ImportFailedError(
+            name,
+            f"holds {operation} of several kinds ({', '.join(kinds)}); keep the rows of one, as "
+            f"{operation}_perf -d float -o sum writes them",
+        )
     called = "that are listed" if devices else f"of layout {named_layout(layout)}"
     for row in rows:
         check_bus_factor(name, row.bandwidths, operation, layout[0] * layout[1], called)
@@ -136,17 +144,6 @@ def _measured(
         out_of_place=tuple((row.size_bytes, t) for row in rows if (t := row.out_of_place_s)),
         ranks_listed=bool(devices),
     )
-
-
-def _check_one_kind(name: str, rows: Sequence[_Row], operation: Operation) -> None:
-    """Each type and operation has a speed of its own, and their mean is nobody's."""
-    kinds = list(dict.fromkeys(row.kind for row in rows))
-    if len(kinds) > 1:
-        raise ImportFailedError(
-            name,
-            f"holds {operation} of several kinds ({', '.join(kinds)}); keep the rows of one, as "
-            f"{operation}_perf -d float -o sum writes them",
-        )
 
 
 def _processors_time(name: str, line: int, what: str) -> ImportFailedError:
@@ -170,18 +167,13 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
 
 
 def _check_said(name: str, lines: Iterable[Line], operation: Operation) -> None:
-    """What lines other than rows say of a test must be the collective, timed by GPUs."""
+    """What lines other than rows say of a test must be the collective, timed by GPUs, and right."""
     for line in lines:
         if program := program_of(line):
             check_program(name, line.number, program, operation)
         if line.text.startswith("#") and "redop" in line.text and "cputime" in line.text:
             raise _processors_time(name, line.number, "its times are cputime")
-
-
-def _check_all_right(name: str, lines: Iterable[Line]) -> None:
-    """Older versions count wrong sums at the end alone."""
-    for line in lines:
-        if match := _FAILED.match(line.text):
+        if match := _FAILED.match(line.text):  # older versions count wrong sums at the end alone
             _check_right(name, line.number, match[1], "the number of out of bounds values")
 
 
@@ -192,15 +184,13 @@ def _left_out(name: str, rows: Sequence[TextRow], operation: Operation) -> list[
             other = "this row is of another collective (it has no redop)"
             raise is_another(name, row.line, other, operation)
         if not row.is_whole and not row.interrupted and row is not rows[-1]:
-            raise _is_damaged(name, row)
+            has = f"has {len(row.cells)} of {row.wanted} columns"
+            if len(row.cells) >= row.wanted:
+                has = f"has {shown(row.root)} as its root, which is no number"
+            raise ImportFailedError(
+                name, f"this row {has}: it is damaged; remove the row", row.line
+            )
     return [row.line for row in rows if not row.is_whole]
-
-
-def _is_damaged(name: str, row: TextRow) -> ImportFailedError:
-    has = f"has {len(row.cells)} of {row.wanted} columns"
-    if len(row.cells) >= row.wanted:
-        has = f"has {shown(row.root)} as its root, which is no number"
-    return ImportFailedError(name, f"this row {has}: it is damaged; remove the row", row.line)
 
 
 def _warnings(name: str, left_out: Sequence[int]) -> tuple[str, ...]:
@@ -305,9 +295,3 @@ def _json_devices(name: str, config: dict[str, Any]) -> list[Device]:
         Device(rank, *("" if value is None else str(value).strip() for value in each))
         for rank, each in enumerate(told)
     ]
-
-
-def _json_layout(name: str, config: dict[str, Any], devices: Sequence[Device]) -> tuple[int, int]:
-    nodes, processes = layout_of(name, devices)
-    threads, gpus = (whole(name, 0, config.get(key, 1), key) for key in ("nthreads", "ngpus"))
-    return nodes, processes * threads * gpus

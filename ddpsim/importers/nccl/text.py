@@ -129,7 +129,9 @@ def table_rows(lines: Sequence[Line]) -> list[TextRow]:
     header = TextRow(0, ())
     for line in lines:
         if "redop" in line.text and (line.text.startswith("#") or "busbw" in line.text):
-            header = _header(line.text)
+            # -I puts four columns of statistics behind each half
+            half = 8 if " i_min " in line.text else 4
+            header = TextRow(0, (), " root " in line.text, half, "#wrong" in line.text)
         elif _ROW.match(line.text):
             cells = tuple(line.text.split())
             rows.append(
@@ -156,15 +158,11 @@ def is_figure(cell: str) -> bool:
 
 def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
     before = _before_nccl(text, hosts)
-    bare = _unframed(before)
+    is_framed = before.lstrip().startswith("|")  # a row of a Markdown table
+    bare = before.replace("|", " ") if is_framed else before
     start = _START.search(bare)
     told = _unlabelled(bare, start.start()) if start else bare
     return Line(number, told, before != text)
-
-
-def _unframed(text: str) -> str:
-    """A row of a Markdown table as nccl-tests prints it."""
-    return text.replace("|", " ") if text.lstrip().startswith("|") else text
 
 
 def _unlabelled(text: str, start: int) -> str:
@@ -183,12 +181,6 @@ def _before_nccl(text: str, hosts: Collection[str]) -> str:
     if host not in hosts:
         host = max((known for known in hosts if host.endswith(known)), key=len, default=host)
     return _LABELS_AT_THE_END.sub("", text[: found.end(1) - len(host)])
-
-
-def _header(text: str) -> TextRow:
-    """A row without cells; -I puts four columns of statistics behind each half."""
-    half = 8 if " i_min " in text else 4
-    return TextRow(0, (), " root " in text, half, "#wrong" in text)
 
 
 def _continued(row: TextRow, line: Line) -> TextRow:
@@ -313,7 +305,13 @@ def device_lists(
         if device := device_of(line.text):
             before = runs[-1].get(device.rank) if runs else None
             if before and not has_rows:
-                raise _ran_alone(name, line.number, before, device)
+                raise ImportFailedError(
+                    name,
+                    f"each process ran alone (rank {device.rank} is listed twice, on {before.host} "
+                    f"and {device.host}): nccl-tests was built without MPI; build it with MPI=1, "
+                    "or if a run ended before its first row, remove its lines",
+                    line.number,
+                )
             if before or not runs:
                 runs.append({})
                 has_rows = False
@@ -352,16 +350,6 @@ def check_one_group(name: str, devices: Iterable[Device]) -> None:
             f"lists devices of {len(groups)} groups, which reduced side by side "
             "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
         )
-
-
-def _ran_alone(name: str, line: int, first: Device, again: Device) -> ImportFailedError:
-    return ImportFailedError(
-        name,
-        f"each process ran alone (rank {again.rank} is listed twice, on {first.host} and "
-        f"{again.host}): nccl-tests was built without MPI; build it with MPI=1, or if a run ended "
-        "before its first row, remove its lines",
-        line,
-    )
 
 
 def _check_all_listed(name: str, ranks: Iterable[int]) -> None:

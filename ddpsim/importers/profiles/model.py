@@ -95,14 +95,22 @@ def read_profile(source: SourceFile) -> ModelProfile:
 
 def profile_of(name: str, text: str) -> ModelProfile:
     """What a file of this name and text says; raises ImportFailedError."""
-    return _read_json(name, text) if text.lstrip().startswith("{") else _read_csv(name, text)
+    if not text.lstrip().startswith("{"):
+        return _read_csv(name, text)
+    try:
+        return measured_profile(name, known_of(text))
+    except ValueError as error:
+        raise ImportFailedError(name, str(error)) from None
 
 
 def read_parameters(source: SourceFile) -> ModelProfile:
     """Read a parameter list (CSV: name, shape, dtype; shape as in `_shape`)."""
     lines = read_text(source, "a CSV table: name,shape,dtype").splitlines()
     header = header_of(lines, _LIST_COLUMNS) or 0
-    rows = [_TUPLE.sub(_without_commas, line) for line in lines[header:]]
+    rows = [
+        _TUPLE.sub(lambda at: f",{'x'.join(at[1].replace(',', ' ').split()) or '()'}", line)
+        for line in lines[header:]
+    ]
     parameters: list[ProfiledParameter] = []
     lines_by_name: dict[str, int] = {}
     for line, row in table(source.given, rows, _LIST_COLUMNS, header + 1):
@@ -121,10 +129,6 @@ def read_parameters(source: SourceFile) -> ModelProfile:
             ProfiledParameter(row["name"], math.prod(shape), dtype, shape=tuple(shape))
         )
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
-
-
-def _without_commas(shape: re.Match[str]) -> str:
-    return f",{'x'.join(shape[1].replace(',', ' ').split()) or '()'}"
 
 
 def _shape(name: str, line: int, text: str) -> list[int]:
@@ -151,14 +155,6 @@ def _read_csv(name: str, text: str) -> ModelProfile:
         )
     _check_names(name, parameters)
     return ModelProfile(name, tuple(parameters), in_registration_order=False)
-
-
-def _read_json(name: str, text: str) -> ModelProfile:
-    try:
-        known = known_of(text)
-    except ValueError as error:
-        raise ImportFailedError(name, str(error)) from None
-    return measured_profile(name, known)
 
 
 def measured_profile(name: str, known: Known) -> ModelProfile:

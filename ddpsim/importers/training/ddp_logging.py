@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from ddpsim.errors import ImportFailedError
 
@@ -19,25 +21,48 @@ _ENTRY = re.compile(
 _BRACE = re.compile(r"[{}]")
 _LONGEST = 2**20  # characters from { to }
 _MOST = 10**15
+_UNTOLD = ("", "N/A", "None", "null")
 
 
-class DdpLogging(NamedTuple):
+def _whole(value: str | None) -> int | None:
+    """A whole number above zero, within reason."""
+    is_whole = value is not None and value.strip().isdecimal() and len(value) < 20
+    number = int(value or 0) if is_whole else 0
+    return number if 0 < number <= _MOST else None
+
+
+def _seconds(value: str | None) -> float | None:
+    whole = _whole(value)
+    return None if whole is None else whole * 1e-9
+
+
+_Whole = Annotated[int | None, BeforeValidator(_whole)]
+_Seconds = Annotated[float | None, BeforeValidator(_seconds)]
+_Text = Annotated[str | None, BeforeValidator(lambda value: None if value in _UNTOLD else value)]
+_IsOn = Annotated[bool, BeforeValidator(lambda value: value in ("1", "True", "true"))]
+_Sizes = Annotated[
+    tuple[int, ...],
+    BeforeValidator(lambda value: [size for each in value.split(",") if (size := _whole(each))]),
+]
+
+
+class DdpLogging(BaseModel):
     """One rank's: None where it is not told. Sizes in bytes, times in seconds."""
 
-    world_size: int | None
-    backend: str | None
-    bucket_bytes: tuple[int, ...]
-    cap_bytes: int | None
-    find_unused_parameters: bool
-    gradient_as_bucket_view: bool
-    static_graph: bool
-    broadcast_buffers: bool
-    comm_hook: str | None
-    parameters: int | None
-    parameter_bytes: int | None
-    forward_s: float | None
-    backward_s: float | None
-    comm_s: float | None
+    world_size: _Whole = None
+    backend: _Text = Field(None, alias="backend_name")
+    bucket_bytes: _Sizes = Field(min_length=1)
+    cap_bytes: _Whole = Field(None, alias="bucket_cap_bytes")
+    find_unused_parameters: _IsOn = False
+    gradient_as_bucket_view: _IsOn = False
+    static_graph: _IsOn = False
+    broadcast_buffers: _IsOn = False
+    comm_hook: _Text = None
+    parameters: _Whole = Field(None, alias="num_parameter_tensors")
+    parameter_bytes: _Whole = Field(None, alias="total_parameter_size_bytes")
+    forward_s: _Seconds = Field(None, alias="avg_forward_compute_time")
+    backward_s: _Seconds = Field(None, alias="avg_backward_compute_time")
+    comm_s: _Seconds = Field(None, alias="avg_backward_comm_time")
 
 
 def logged_data(log: Iterable[str]) -> Mapping[str, str] | None:
@@ -70,42 +95,8 @@ def _braced(log: Iterable[str]) -> Iterator[str]:
 def ddp_logging(name: str, data: Mapping[str, str]) -> DdpLogging:
     """Read it; raises ImportFailedError where it is not of DDP."""
     sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
-    buckets = tuple(size for each in sizes.split(",") if (size := _whole(each)))
-    if not buckets:
-        raise ImportFailedError(name, "its bucket_sizes are no list of bytes, as DDP logs them")
-    return DdpLogging(
-        world_size=_whole(data.get("world_size")),
-        backend=_text(data.get("backend_name")),
-        bucket_bytes=buckets,
-        cap_bytes=_whole(data.get("bucket_cap_bytes")),
-        find_unused_parameters=_is_on(data, "find_unused_parameters"),
-        gradient_as_bucket_view=_is_on(data, "gradient_as_bucket_view"),
-        static_graph=_is_on(data, "static_graph"),
-        broadcast_buffers=_is_on(data, "broadcast_buffers"),
-        comm_hook=_text(data.get("comm_hook")),
-        parameters=_whole(data.get("num_parameter_tensors")),
-        parameter_bytes=_whole(data.get("total_parameter_size_bytes")),
-        forward_s=_seconds(data, "avg_forward_compute_time"),
-        backward_s=_seconds(data, "avg_backward_compute_time"),
-        comm_s=_seconds(data, "avg_backward_comm_time"),
-    )
-
-
-def _whole(value: str | None) -> int | None:
-    """A whole number above zero, within reason."""
-    is_whole = value is not None and value.strip().isdecimal() and len(value) < 20
-    number = int(value or 0) if is_whole else 0
-    return number if 0 < number <= _MOST else None
-
-
-def _text(value: str | None) -> str | None:
-    return None if value in ("", "N/A", "None", "null") else value
-
-
-def _is_on(data: Mapping[str, str], key: str) -> bool:
-    return data.get(key) in ("1", "True", "true")
-
-
-def _seconds(data: Mapping[str, str], key: str) -> float | None:
-    whole = _whole(data.get(key))
-    return None if whole is None else whole * 1e-9
+    try:
+        return DdpLogging.model_validate({**data, "bucket_bytes": sizes})
+    except ValidationError:
+        told = "its bucket_sizes are no list of bytes, as DDP logs them"
+        raise ImportFailedError(name, told) from None
