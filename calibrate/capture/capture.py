@@ -7,7 +7,7 @@ with a coefficient; without a size fixed + b, of a fixed batch fixed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -270,7 +270,8 @@ def _loss(title: str, made: Made) -> Tensor:
 def capture(source: Source) -> Document:
     """The document of a model (schema `ddpsim.model/3`); raises MeasureError with what to do."""
     recorder, reason = _Recorder(source), ""
-    for free in _ranges(source):
+    ranges = [*(_Range(sizes, None) for sizes in source.sizes), _Range(None, None)]
+    for free in (*ranges, _Range(None, source.batch)):  # the freest first
         try:
             return _document(recorder, free, reason)
         except StructureChanges:  # noqa: PERF203 - a handful of ranges
@@ -282,14 +283,6 @@ def capture(source: Source) -> Document:
                 raise
             reason = f"another one fails: {error}"
     raise ValueError("the last range is one point, which holds itself")
-
-
-def _ranges(source: Source) -> Iterator[_Range]:
-    """What to try, the freest first."""
-    for sizes in source.sizes:
-        yield _Range(sizes, None)
-    yield _Range(None, None)
-    yield _Range(None, source.batch)
 
 
 def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:

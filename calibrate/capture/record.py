@@ -7,7 +7,7 @@ inputs alone, and runs its forward again in the backward up to the last tensor t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -94,16 +94,20 @@ def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) ->
     eager = torch.compiler.set_stance("force_eager")
     with _in_half(model) if precision == "half" else nullcontext(), eager, cuda_operators():
         step = _Step(model)
-        with step.told_of_module(), without_values(), step.hooked(), step.recorder:
-            is_amp = precision == "amp"
-            with (
-                torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
-                torch.autocast("cuda", torch.bfloat16, enabled=True) if is_amp else nullcontext(),
-            ):
-                result = loss()
-            step.end_forward()
-            torch.autograd.backward(result)
-            step.recording.backward.append(step.recorder.cut())
+        try:
+            with without_values(), step.hooked(), step.recorder:
+                is_amp = precision == "amp"
+                with (
+                    torch.autograd.graph.saved_tensors_hooks(step.save, lambda tensor: tensor),
+                    torch.autocast("cuda", torch.bfloat16) if is_amp else nullcontext(),
+                ):
+                    result = loss()
+                step.end_forward()
+                torch.autograd.backward(result)
+                step.recording.backward.append(step.recorder.cut())
+        except NoValuesError as error:
+            told = NoValuesError(f"in or after module {step.recorder.module!r}: {error}")
+            raise told.with_traceback(error.__traceback__) from None
         model.zero_grad(set_to_none=True)
         return step.done()
 
@@ -129,17 +133,10 @@ class _Step:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.recording, self.recorder = Recording(), _Recorder()
-        self._kept = Kept(storages_of((*model.parameters(), *model.buffers())))
+        own = (*model.parameters(), *model.buffers())
+        # addresses of the storages behind its tensors
+        self._kept = Kept({tensor.untyped_storage()._cdata for tensor in own})  # noqa: SLF001
         self._is_forward = True
-
-    @contextmanager
-    def told_of_module(self) -> Iterator[None]:
-        """Say in which module it was that a step cannot be recorded."""
-        try:
-            yield
-        except NoValuesError as error:
-            told = NoValuesError(f"in or after module {self.recorder.module!r}: {error}")
-            raise told.with_traceback(error.__traceback__) from None
 
     def save(self, tensor: Tensor) -> Tensor:
         """Note a tensor that autograd keeps."""
@@ -320,8 +317,3 @@ class Kept:
             key: next(iter(places)) if len(places) == 1 and key not in inputs else None
             for key, places in self.places.items()
         }
-
-
-def storages_of(group: Iterable[Tensor]) -> set[int]:
-    """Addresses of the storages behind tensors."""
-    return {tensor.untyped_storage()._cdata for tensor in group}  # noqa: SLF001

@@ -274,17 +274,13 @@ def drop_memory(model: nn.Module) -> None:
             bare = _empty(tensor)
             if isinstance(tensor, nn.Parameter):
                 bare = nn.Parameter(bare, tensor.requires_grad)
-            if weakref.getweakrefs(tensor):
-                _replace(model, tensor, bare)
-            else:
+            if not weakref.getweakrefs(tensor):
                 torch.utils.swap_tensors(tensor, bare)  # type: ignore[no-untyped-call]
-
-
-def _replace(model: nn.Module, tensor: Tensor, bare: Tensor) -> None:
-    for module in model.modules():
-        for name, held in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - as they are held
-            if held is tensor:
-                setattr(module, name, bare)
+                continue
+            for module in model.modules():
+                own = (*module._parameters.items(), *module._buffers.items())  # noqa: SLF001 - as they are held
+                for name in (name for name, held in own if held is tensor):
+                    setattr(module, name, bare)
 
 
 def _empty(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from calibrate.capture.shapes import META, building, drop_memory, tensors, without_memory
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.training import SIZES, Made, checked
+from calibrate.measure.model.training import SIZES, Made, checked, default_of
 from calibrate.measure.model.user_code import find_function, said_of, users_own_errors
 from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
@@ -102,13 +102,13 @@ def function_source(reference: str, batch: int | None, size: int | None) -> Sour
     key = next((key for key in SIZES if key in parameters), None)
     default = None
     if key:
-        default = _default(reference, parameters[key], size)
+        default = default_of(reference, parameters[key], size)
     elif size is not None:
         raise MeasureError(
             f"{reference} takes no size: write an argument seq_len or image_size, or drop --size"
         )
     takes_batch = "batch" in parameters
-    usual = _default(reference, parameters["batch"], batch) if takes_batch else (batch or 2)
+    usual = default_of(reference, parameters["batch"], batch) if takes_batch else (batch or 2)
 
     def make(batch: int, size: int | None) -> Made:
         options: dict[str, int] = {"batch": batch} if takes_batch else {}
@@ -126,16 +126,6 @@ def function_source(reference: str, batch: int | None, size: int | None) -> Sour
     sizes = tuple(Sizes.around(key, default)) if key and default else ()  # type: ignore[arg-type]
     name = reference.rpartition(":")[2]
     return Source(name, reference, "own", reference, make, usual, default, sizes)
-
-
-def _default(reference: str, parameter: inspect.Parameter, given: int | None) -> int:
-    value = parameter.default if given is None else given
-    if value is parameter.empty:
-        option = "--batch" if parameter.name == "batch" else "--size"
-        raise MeasureError(f"{reference} has no default {parameter.name}: give {option}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MeasureError(f"{parameter.name} is {value!r}: wanted a whole number from 1")
-    return value
 
 
 def batch_of(inputs: Any) -> int:
@@ -196,19 +186,15 @@ def _timm(name: str, size: int | None) -> Source:
         near = ", ".join(library.list_models(f"{name.partition('_')[0]}*")[:5])
         raise MeasureError(f"timm has no model {shown(name)}{f': some are {near}' if near else ''}")
     with users_own_errors(f"timm:{name}"):
-        model = _timm_model(library, name, size)
+        with building():
+            model = None
+            if size is not None:
+                with suppress(TypeError):  # a convolutional one takes any
+                    model = library.create_model(name, img_size=size)
+            model = model or library.create_model(name)
         channels, side, _ = model.pretrained_cfg["input_size"]  # of the name that it has now
         told = f"{versions('timm')} create_model({name})"
         return image_source(name, told, lambda: model, (channels, size or side, size or side))
-
-
-def _timm_model(library: Any, name: str, size: int | None) -> Any:
-    """For images of a size, where the model is made for one."""
-    with building():
-        if size is not None:
-            with suppress(TypeError):  # a convolutional one takes any
-                return library.create_model(name, img_size=size)
-        return library.create_model(name)
 
 
 def _transformers(name: str, size: int | None) -> Source:

@@ -156,12 +156,18 @@ def batch_of(reference: str, given: int | None) -> int:
     if parameter is None:
         name = reference.rpartition(":")[2]
         raise MeasureError(f"{reference} takes no argument batch: write def {name}(batch: int)")
-    batch = parameter.default if given is None else given
-    if batch is parameter.empty:
-        raise MeasureError(f"{reference} has no default batch: give --batch")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise MeasureError(f"batch is {batch!r}: wanted a whole number from 1")
-    return batch
+    return default_of(reference, parameter, given)
+
+
+def default_of(reference: str, parameter: inspect.Parameter, given: int | None) -> int:
+    """The batch or the size that a function takes: what is given, or its own default."""
+    value = parameter.default if given is None else given
+    if value is parameter.empty:
+        option = "--batch" if parameter.name == "batch" else "--size"
+        raise MeasureError(f"{reference} has no default {parameter.name}: give {option}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise MeasureError(f"{parameter.name} is {value!r}: wanted a whole number from 1")
+    return value
 
 
 def sizes_of(reference: str) -> dict[str, int]:
@@ -340,27 +346,24 @@ def hook_gradients(
 
 def _moved(inputs: Any, device: torch.device) -> Any:
     """The same with each tensor on the device, in whatever containers they are."""
-    return tree_map(lambda leaf: _moved_leaf(leaf, device), inputs, is_leaf=_moves_itself)
 
+    def moves_itself(value: Any) -> bool:  # a tensor, or such as a packed sequence of them
+        return callable(getattr(value, "to", None))
 
-def _moves_itself(value: Any) -> bool:
-    """A tensor, or such as a packed sequence of them."""
-    return callable(getattr(value, "to", None))
+    def moved(leaf: Any) -> Any:
+        if moves_itself(leaf):
+            return leaf.to(device)
+        if isinstance(leaf, Mapping):  # which is no container to torch
+            return {name: _moved(value, device) for name, value in leaf.items()}
+        if not is_dataclass(leaf):
+            return leaf
+        changed = copy(leaf)
+        for item in fields(leaf):
+            # past the class's own __setattr__: it may be frozen
+            object.__setattr__(changed, item.name, _moved(getattr(leaf, item.name), device))
+        return changed
 
-
-def _moved_leaf(leaf: Any, device: torch.device) -> Any:
-    """What is no container to torch: it may move itself, or be one nevertheless."""
-    if _moves_itself(leaf):
-        return leaf.to(device)
-    if isinstance(leaf, Mapping):
-        return {name: _moved(value, device) for name, value in leaf.items()}
-    if not is_dataclass(leaf):
-        return leaf
-    moved = copy(leaf)
-    for item in fields(leaf):
-        # past the class's own __setattr__: it may be frozen
-        object.__setattr__(moved, item.name, _moved(getattr(leaf, item.name), device))
-    return moved
+    return tree_map(moved, inputs, is_leaf=moves_itself)
 
 
 def dtype_name(name: str, parameter: nn.Parameter) -> str:

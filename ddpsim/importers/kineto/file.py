@@ -102,11 +102,16 @@ def read_trace_file(source: SourceFile) -> TraceFile:
     if not events or "schemaVersion" not in head:
         raise ImportFailedError(name, f"holds no event of PyTorch's profiler; {_HOW}")
     distributed = head.get("distributedInfo")
+    devices = head.get("deviceProperties", head.get(_OLD_DEVICES))
     return TraceFile(
         name,
         events,
         distributed if isinstance(distributed, dict) else {},
-        dict(_devices(head.get("deviceProperties", head.get(_OLD_DEVICES)))),
+        {
+            item["id"]: str(item.get("name"))
+            for item in (devices if isinstance(devices, list) else ())
+            if isinstance(item, dict) and isinstance(item.get("id"), int)
+        },
     )
 
 
@@ -180,12 +185,16 @@ def _event(name: str, shared: _Shared, item: Any) -> Event | None:
     if item.get("ph") != "X" or kind is None:
         return None
     start_us, end_us = item.get("ts"), math.nan
-    with suppress(KeyError, TypeError, OverflowError):  # then it is no time: _check says so
+    with suppress(KeyError, TypeError, OverflowError):  # then it is no time
         end_us = item["ts"] + item["dur"]
     title = shared(str(item.get("name")))
     args = _kept(kind, title, item.get("args"), shared)
     event = Event(kind, title, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
-    _check(name, event)
+    is_typed = isinstance(event.thread, (int, str)) and isinstance(start_us, (int, float))
+    if not is_typed or not -_LATEST_US < event.start_us <= event.end_us < _LATEST_US:
+        raise ImportFailedError(
+            name, f"{shown(title)} has no place in time (its ts, dur and tid); {_HOW}"
+        )
     return event
 
 
@@ -194,20 +203,6 @@ def _kept(kind: Kind, name: str, args: Any, shared: _Shared) -> dict[str, Any]:
     if not isinstance(args, dict) or (kind == "op" and not name.startswith(_SIZED)):
         return _NOTHING
     return {key: shared(args[key]) for key in _ARGS[kind] if key in args}
-
-
-def _check(name: str, event: Event) -> None:
-    is_typed = isinstance(event.thread, (int, str)) and isinstance(event.start_us, (int, float))
-    if not is_typed or not -_LATEST_US < event.start_us <= event.end_us < _LATEST_US:
-        raise ImportFailedError(
-            name, f"{shown(event.name)} has no place in time (its ts, dur and tid); {_HOW}"
-        )
-
-
-def _devices(properties: Any) -> Iterator[tuple[int, str]]:
-    for item in properties if isinstance(properties, list) else ():
-        if isinstance(item, dict) and isinstance(item.get("id"), int):
-            yield item["id"], str(item.get("name"))
 
 
 class TooLargeError(ValueError):

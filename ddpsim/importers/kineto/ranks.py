@@ -72,7 +72,10 @@ class RankTraces:
         slow = self.straggler[0] if self.straggler else None
         usual = [step for rank, steps in self.steps.items() if rank != slow for step in steps]
         if self.on_gpu:
-            return median(map(_exposed_s, usual))
+            return median(
+                max(0.0, sum(each.duration_s for each in step.collectives) - step.beside_comm_s)
+                for step in usual
+            )
         return median(step.parts.exposed_comm for step in usual)
 
     @property
@@ -126,15 +129,12 @@ class RankTraces:
         others = [seconds for rank, seconds in self.compute_s.items() if rank != slowest]
         times = self.compute_s[slowest] / median(others) if median(others) else 1.0
         place = list(self.steps).index(slowest)
-        is_always = all(each[place] == max(each) for each in self._micro_batches_s())
+        is_always = all(
+            micro[place].busy_s == max(each.busy_s for each in micro)
+            for steps in zip(*self.steps.values(), strict=True)
+            for micro in zip(*(step.micro_batches for step in steps), strict=True)
+        )
         return (slowest, times) if times > _SLOWER and is_always else None
-
-    def _micro_batches_s(self) -> Iterator[tuple[float, ...]]:
-        """Each rank's own work in each micro-batch, [micro-batch][rank]."""
-        for steps in zip(*self.steps.values(), strict=True):
-            parts = (step.micro_batches for step in steps)
-            for micro_batches in zip(*parts, strict=True):
-                yield tuple(each.busy_s for each in micro_batches)
 
     @property
     def interference(self) -> float | None:
@@ -234,11 +234,6 @@ def _check_alike(source: SourceFile, steps: Mapping[int, tuple[KinetoStep, ...]]
             f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
             "steps of one job, alike on every rank",
         )
-
-
-def _exposed_s(step: KinetoStep) -> float:
-    under_way_s = sum(collective.duration_s for collective in step.collectives)
-    return max(0.0, under_way_s - step.beside_comm_s)
 
 
 class Transfer(NamedTuple):

@@ -10,6 +10,7 @@ import io
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import isfinite, prod
 from statistics import median
 from typing import Any, NamedTuple
@@ -135,21 +136,11 @@ def _text(value: Any) -> str:
 
 
 def _world_size(groups: Any) -> int | None:
-    """That of the largest group."""
-    listed = [
-        each.get("ranks")
-        for each in (groups.values() if isinstance(groups, dict) else ())
-        if isinstance(each, dict)
-    ]
-    sizes = [len(ranks) for ranks in map(_ranks, listed) if ranks]
+    """That of the largest group; its ranks are a list, or in a string, as older versions have it."""
+    sizes = []
+    for each in groups.values() if isinstance(groups, dict) else ():
+        ranks = each.get("ranks") if isinstance(each, dict) else None
+        with suppress(ValueError):
+            ranks = json_of(ranks) if isinstance(ranks, str) else ranks
+        sizes += [len(ranks)] if isinstance(ranks, list) and ranks else []
     return max(sizes, default=None)
-
-
-def _ranks(told: Any) -> list[Any]:
-    """A list, or one in a string, as older versions have it."""
-    if isinstance(told, str):
-        try:
-            told = json_of(told)
-        except ValueError:
-            return []
-    return told if isinstance(told, list) else []
