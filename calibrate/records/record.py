@@ -54,6 +54,7 @@ Kind = Literal[
     "jitter",  # a long series of one fixed piece of compute, in the order it ran
     "data_loader",  # one batch; variant names the user's function
 ]
+KEY = ("kind", "variant", "group", "nodes", "gpus_per_node", "size_bytes", "parameters")
 Group = Literal["world", "intra_node", "one_per_node", "pair", "none"]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -131,8 +132,7 @@ class Measurement(Part):
     @property
     def key(self) -> tuple[object, ...]:
         """What makes it the same measurement, for `--resume`."""
-        names = ("kind", "variant", "group", "nodes", "gpus_per_node", "size_bytes", "parameters")
-        return tuple(getattr(self, name) for name in names)
+        return tuple(getattr(self, name) for name in KEY)
 
 
 class Record(Part):

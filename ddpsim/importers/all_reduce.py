@@ -55,7 +55,7 @@ _OSU = re.compile(r"#\s*OSU\s+(?P<library>\S{1,40})\s{1,8}(?P<test>\S.{0,60}?)\s
 _LATENCIES = re.compile(r"#\s*Size\b.*Latency\s*\(us\)")
 _LATENCY = re.compile(r"(?:^|[^\w\s.]|Z(?=\s))\s*(\d+)((?:\s+[\d.]+)+)\s*$")  # a label before it
 _TESTS: dict[Operation, str] = {"all_reduce": "Allreduce", "broadcast": "Broadcast"}
-_NO_RANKS = "is of the OSU micro-benchmarks, which do not print their ranks"
+_OSU_NO_RANKS = "is of the OSU micro-benchmarks, which do not print their ranks"
 _BANDWIDTHS = re.compile(r"payload\s*\|\s*busbw\s*\|\s*algbw\b")
 _TITLE = re.compile(r"bandwidth of (\w+) over (\d{1,7}) ranks")
 _GPU = re.compile(r"hardware:\s{0,80}(?:.{0,300}?name='([^']{1,80})'|(\S.{0,80}?) node\b)")
@@ -323,7 +323,7 @@ def _read_osu(
     ]
     if not samples:
         raise ImportFailedError(name, "this table of the OSU micro-benchmarks has no row", first)
-    layout = layout_of_ranks(name, None, layout, _NO_RANKS, first)
+    layout = layout_of_ranks(name, None, layout, _OSU_NO_RANKS, first)
     others = [f"OSU's {found['test']} test (line {i})" for i, found in titles if i != first]
     only = f"{name}: {operation} is read; the file also holds {', '.join(others)}"
     # MPI's title names a device's library, such as MPI-CUDA, where buffers may lie on the GPU

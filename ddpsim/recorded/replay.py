@@ -18,9 +18,8 @@ from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
 from ddpsim.errors import InputError, ScenarioError, blamed_on
-from ddpsim.importers.kineto.measured import KinetoStep, OwnOfDdp
+from ddpsim.importers.kineto.measured import KernelChoice, KinetoStep, OwnOfDdp, kernel_choice
 from ddpsim.importers.kineto.ranks import RankTraces, Transfer, clocks_apart_s, read_rank_traces
-from ddpsim.importers.nccl.kernels import KernelChoice, kernel_choice
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program

@@ -15,7 +15,7 @@ from logs.training_logs import LOGS, bar, bars
 from outcome import Outcome
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.training.runs import StepLines, TooLittle
+from ddpsim.importers.training.bars import StepLines, TooLittle
 from ddpsim.importers.training.step_lines import step_lines
 from ddpsim.recorded.recognise import recognise
 

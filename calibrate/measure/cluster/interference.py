@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -99,10 +98,6 @@ def all_at_once(job: Job) -> Work:
     """
     reduced = floats_of(_WAIT_BYTES, job)
     return lambda: dist.all_reduce(reduced)
-
-
-def _side_stream(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def pieces_alone(unit: Unit, count: int, clock: Clock) -> Lap:
@@ -207,7 +202,8 @@ class InterferenceRound:
 
     def _end_of(self, works: Sequence[dist.Work]) -> Mark:
         """The mark at which all of them have ended; the current stream does not wait for them."""
-        with _side_stream(self._job.device) if self._on_gpu else nullcontext():
+        side = torch.cuda.Stream(self._job.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side):  # of None it changes nothing
             for work in works:
                 work.wait()
             return self._clock.mark()

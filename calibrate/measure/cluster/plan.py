@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from pydantic import Field
 
@@ -17,6 +18,7 @@ from calibrate.records.record import (
     COPIES_BACK,
     COPIES_IN,
     HALF,
+    KEY,
     NARROW_RANKS,
     RESTED,
     TOGETHER,
@@ -76,11 +78,16 @@ class Task:
         # beside compute runs a queue of as many bytes, whatever the size of each message
         return (*common, self.first.size_bytes) if self.first.kind == "compute" else common
 
+    def described(self, slot: Slot) -> dict[str, Any]:
+        """What a slot's measurement tells of itself, by the names of `KEY`."""
+        team = self.team
+        where = {"group": team.group, "nodes": team.nodes, "gpus_per_node": team.gpus_per_node}
+        return vars(slot) | where
+
     @property
     def keys(self) -> tuple[tuple[object, ...], ...]:
         """Keys of the measurements that it yields, as `Measurement.key` has them."""
-        where = (self.team.group, self.team.nodes, self.team.gpus_per_node)
-        return tuple((s.kind, s.variant, *where, s.size_bytes, s.parameters) for s in self.slots)
+        return tuple(tuple(self.described(slot)[name] for name in KEY) for slot in self.slots)
 
     def __str__(self) -> str:
         slot, team = self.first, self.team

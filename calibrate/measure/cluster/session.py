@@ -81,13 +81,7 @@ def _measurement(
     if stolen > _CALM:
         notes.append(f"the hypervisor ran others on these cores for {stolen:.0%} of the time")
     return Measurement(
-        kind=what.kind,
-        variant=what.variant,
-        group=task.team.group,
-        nodes=task.team.nodes,
-        gpus_per_node=task.team.gpus_per_node,
-        size_bytes=what.size_bytes,
-        parameters=what.parameters,
+        **task.described(what),
         warmup_s=_slowest(warm, slot),
         samples_s=samples,
         samples_by_rank_s=tuple(tuple(one[slot] for one in rank) for rank in by_rank)

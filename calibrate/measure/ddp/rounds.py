@@ -46,7 +46,6 @@ from calibrate.measure.model.training import (
 )
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
 from calibrate.measure.ranks.launch import run_rank
-from calibrate.records.record import Environment
 from calibrate.records.rounds import (
     ALONE_PER_ROUND,
     CORES_OF_RANKS,
@@ -278,7 +277,9 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     job.first_does(lambda: _check_output(options.output))
     facts = rank_facts(job)
     check_same(job.everyone(facts))
-    here = _with_cores(environment(job, facts), job)
+    here = environment(job, facts)
+    cores = " | ".join(job.everyone(",".join(map(str, usable_cores()))))  # "0,1 | 2,3"
+    here = here.model_copy(update={"details": here.details | {CORES_OF_RANKS: cores}})
     batch = batch_of(options.model, options.batch)
     bare = prepare(options.model, batch, job.device, options.optimizer, fused=options.fused)
     if job.rank == 0:
@@ -340,14 +341,6 @@ def _compiled(bare: Training, options: RoundOptions) -> str:
     return (
         f"{options.model} is compiled, and torch would run the graph of one variant in all: each "
         "needs a process of its own, which rounds do not have; return the model uncompiled"
-    )
-
-
-def _with_cores(here: Environment, job: Job) -> Environment:
-    """The environment, with the cores that each rank may use: "0,1 | 2,3"."""
-    mine = ",".join(str(core) for core in usable_cores())
-    return here.model_copy(
-        update={"details": here.details | {CORES_OF_RANKS: " | ".join(job.everyone(mine))}}
     )
 
 

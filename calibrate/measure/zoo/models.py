@@ -443,7 +443,10 @@ class _LlamaLayer(nn.Module):
         query = _heads(attention["q_proj"](normed), self._heads)
         key = _heads(attention["k_proj"](normed), self._heads // 4)
         value = _heads(attention["v_proj"](normed), self._heads // 4)
-        query, key = (part * cosine + _turned(part) * sine for part in (query, key))
+        query, key = (
+            part * cosine + torch.cat((-second, first), dim=-1) * sine
+            for part, (first, second) in ((one, one.chunk(2, dim=-1)) for one in (query, key))
+        )
         attended = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=True
         )
@@ -452,11 +455,6 @@ class _LlamaLayer(nn.Module):
         gated = F.silu(self.mlp["gate_proj"](normed)) * self.mlp["up_proj"](normed)
         passed: Tensor = x + self.mlp["down_proj"](gated)
         return passed
-
-
-def _turned(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
@@ -488,20 +486,14 @@ def build(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -
     block = _SCALE * torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
     block = block.to(device=device, dtype=dtype)
     with torch.no_grad():
-        for tensor in model.parameters():
-            _fill(tensor, block)
+        for tensor in model.parameters():  # numbers of the block, over and over
+            flat = tensor.view(-1)
+            whole = len(flat) // len(block) * len(block)
+            flat[:whole].view(-1, len(block)).copy_(block)
+            flat[whole:].copy_(block[: len(flat) - whole])
         for module in model.modules():
             _reset(module)
     return model
-
-
-def _fill(tensor: Tensor, block: Tensor) -> None:
-    """Weights take numbers of the block, over and over; norms and biases are set besides."""
-    flat = tensor.view(-1)
-    whole = len(flat) // len(block) * len(block)
-    if whole:
-        flat[:whole].view(-1, len(block)).copy_(block)
-    flat[whole:].copy_(block[: len(flat) - whole])
 
 
 def _reset(module: nn.Module) -> None:

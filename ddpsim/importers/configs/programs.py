@@ -153,42 +153,30 @@ _TITAN: dict[str, Rule] = {
     "training.batch_size": copied("workload.batch_per_rank"),
     "training.global_batch_size": only("-1", instead="ddp.accumulation_steps"),
     "training.seq_len": copied("workload.seq_len"),
-    "training.max_norm": IDLE,  # _titan
     "training.compile": chosen({"true": _BLOCKS, "false": {}}),
     "training.enable_cpu_offload": chosen(
         {"true": {"ddp.fully_shard.offload_policy": "CPUOffloadPolicy"}, "false": {}}
     ),
-    "training.mixed_precision_*": IDLE,  # _titan
     "training.deterministic": only("false"),
     "training.tensor_parallel_degree": only("1", instead=_REPLICA),
-    "training.data_parallel_*": IDLE,  # _titan
-    "parallelism.data_parallel_*": IDLE,  # _titan
     "parallelism.fsdp_reshard_after_forward": only("default", "always", "never"),
-    **dict.fromkeys(
-        (
-            *("parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree"),
-            *("parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"),
-        ),
-        only("1", instead=_REPLICA),
-    ),
+    **{
+        f"parallelism.{kind}_parallel_degree": only("1", instead=_REPLICA)
+        for kind in ("tensor", "pipeline", "context", "expert")
+    },
     "parallelism.enable_async_tensor_parallel": only("false", instead=_REPLICA),
-    **dict.fromkeys(  # of what the degrees above switch on
-        (
-            *("parallelism.pipeline_parallel_*", "parallelism.module_fqns_per_model_part"),
-            *("parallelism.context_parallel_*", "parallelism.expert_*"),
-            "parallelism.disable_loss_parallel",
-        ),
-        IDLE,
+    **_idle(  # read by _titan, or of what the degrees above and model.converters switch on
+        "training.max_norm training.mixed_precision_* training.data_parallel_* model.name "
+        "parallelism.data_parallel_* activation_checkpoint.memory_budget model.flavor "
+        "activation_checkpoint.selective_ac_option model.converters optimizer.name "
+        "optimizer.implementation parallelism.pipeline_parallel_* parallelism.expert_* "
+        "parallelism.module_fqns_per_model_part parallelism.context_parallel_* "
+        "parallelism.disable_loss_parallel float8.* quantize.* mx.*"
     ),
     "activation_checkpoint.mode": only("none", "full", "selective", "memory_budget"),  # _titan
-    "activation_checkpoint.memory_budget": IDLE,  # _checkpoints
-    "activation_checkpoint.selective_ac_option": IDLE,  # _checkpoints
     "activation_checkpoint.early_stop": only("false"),
     "compile.enable": chosen({"true": _BLOCKS, "false": {}}),
-    **dict.fromkeys(("model.name", "model.flavor", "model.converters"), IDLE),  # _titan
     "optimizer.early_step_in_backward": only("false"),
-    **dict.fromkeys(("optimizer.name", "optimizer.implementation"), IDLE),  # _titan
-    **dict.fromkeys(("float8.*", "quantize.*", "mx.*"), IDLE),  # of model.converters
     **_idle(
         "training.gc_freq training.steps training.dataset* training.seed "
         "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns "
@@ -204,17 +192,16 @@ _TITAN: dict[str, Rule] = {
 # FSDP as accelerate and the Trainer set it up
 
 
-_FSDP_KEYS = (
-    *("version", "sharding_strategy", "reshard_after_forward", "offload_params"),
-    *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "use_orig_params"),
-    *("backward_prefetch", "forward_prefetch", "activation_checkpointing", "state_dict_type"),
-    *("cpu_ram_efficient_loading", "sync_module_states", "ignored_parameters"),
-)
-
-
 _RESHARDS = {"true": True, "full_shard": True, "false": False, "shard_grad_op": False}
-_CHECKED: dict[str, Rule] = {"version": only("1", "2"), "reshard_after_forward": only(*_RESHARDS)}
-_FSDP: dict[str, Rule] = {key: _CHECKED.get(key, IDLE) for key in _FSDP_KEYS}  # _fsdp
+_FSDP: dict[str, Rule] = {  # read by _fsdp
+    "version": only("1", "2"),
+    "reshard_after_forward": only(*_RESHARDS),
+    **_idle(
+        "sharding_strategy offload_params auto_wrap_policy transformer_layer_cls_to_wrap "
+        "min_num_params use_orig_params backward_prefetch forward_prefetch state_dict_type "
+        "activation_checkpointing cpu_ram_efficient_loading sync_module_states ignored_parameters"
+    ),
+}
 
 
 def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
@@ -366,10 +353,6 @@ def _counts(value: Any) -> None:
         raise NotModelledError(", no number from 1")
 
 
-_ZERO_KEYS = (
-    *("zero_stage", "gradient_clipping", "zero3_init_flag", "zero3_save_16bit_model"),
-    *("deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_moe_layer_cls_names"),
-)
 _ACCELERATE: dict[str, Rule] = {
     "distributed_type": only("multi_gpu", "fsdp", "deepspeed", "no"),
     "mixed_precision": only("no", "bf16", "fp16", instead="float8"),
@@ -379,7 +362,13 @@ _ACCELERATE: dict[str, Rule] = {
     "deepspeed_config.gradient_accumulation_steps": copied("ddp.accumulation_steps"),
     "deepspeed_config.deepspeed_config_file": only(instead="import that file too"),
     "deepspeed_config.offload_*": only("none", "cpu", instead=_OFFLOAD),
-    **{f"deepspeed_config.{key}": IDLE for key in _ZERO_KEYS},  # _zero
+    **_inside(
+        _idle(  # read by _zero
+            "zero_stage gradient_clipping zero3_init_flag zero3_save_16bit_model "
+            "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_moe_layer_cls_names"
+        ),
+        "deepspeed_config.",
+    ),
     "dynamo_config.dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
     "dynamo_backend": chosen({"inductor": _COMPILED, "no": {}}),
     "megatron_lm_config.*": only(instead="Megatron-LM"),
@@ -580,7 +569,8 @@ def config_text(name: str, text: str) -> Config | None:
     if len(text) > LARGEST_CONFIG or not (is_toml or _YAML.search(text)):
         return None
     try:
-        document = _toml(text) if is_toml else YAML(typ="safe", pure=True).load(text)
+        loads = import_module("tomllib").loads if is_toml else YAML(typ="safe", pure=True).load
+        document = loads(text)
     except ImportError:
         raise ImportFailedError(name, "is TOML, which Python reads from 3.11 on") from None
     except MarkedYAMLError as error:
@@ -607,7 +597,3 @@ def config_of(name: str, document: Mapping[str, Any]) -> Config | None:
     except ValueError as error:
         raise ImportFailedError(name, str(error)) from None
     return None
-
-
-def _toml(text: str) -> Any:
-    return import_module("tomllib").loads(text)

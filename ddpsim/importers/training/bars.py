@@ -1,4 +1,4 @@
-"""Step times in progress bars: tqdm's, and rich's as Lightning prints them.
+"""Runs in what a training program printed, and step times in progress bars: tqdm's and rich's.
 
 Programs draw bars of much else: of evaluation, of loading, of epochs. One bar is of training: its
 label says so, or it is the only one, or the others are drawn within it. Where several may be, none
@@ -10,25 +10,120 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 from ddpsim.importers.text import Printed, clock_s
-from ddpsim.importers.training.runs import (
-    LONGEST_S,
-    MAY_ACCUMULATE,
-    Reading,
-    StepLines,
-    TooLittle,
-    apart,
-    middle,
-    span,
-    steady,
-)
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
+
+LONGEST_S = 3.6e6
+MAY_ACCUMULATE = (
+    "an iteration is a step; if gradients accumulate, it is a micro-batch (ddp.accumulation_steps)"
+)
+_WIDE = 1.02  # of times, above which both ends are shown
+_FEW = 3  # times, of which the first counts where it is no slower
+_SLOWER = 1.1  # assumed: of the first steps, which compile and fill caches
+
+
+class Reading(NamedTuple):
+    """A time that a program printed. `at`: epoch and step, which rise as long as a run lasts.
+
+    `step_s`: with the wait for data `data_s` and the optimizer `optimizer_s`, None where they are
+    not told. `micro_batches`: of a step. `source`: the rank or the pod that printed it.
+    """
+
+    source: str
+    at: tuple[int, ...]
+    step_s: float
+    data_s: float | None = None
+    optimizer_s: float | None = None
+    micro_batches: int | None = None
+
+
+class StepLines(NamedTuple):
+    """A step that a program printed, in seconds, and what else its lines say.
+
+    `facts` are sentences; `micro_batches`: of a step; `assumed`: what the lines do not tell.
+    """
+
+    program: str
+    step_s: float
+    facts: tuple[str, ...]
+    micro_batches: int = 1
+    assumed: tuple[str, ...] = ()
+
+
+class TooLittle(NamedTuple):
+    """What was recognised, and what it lacks to tell a step."""
+
+    program: str
+    lacks: str
+
+
+def steady(readings: Sequence[Reading]) -> list[Reading]:
+    """Readings without the first half: first steps are slower, and bars average.
+
+    Of few readings those count that are no slower than the later half.
+    """
+    later = readings[len(readings) // 2 :]
+    if len(readings) > _FEW:
+        return [*later]
+    most = _SLOWER * median(each.step_s for each in later)
+    return [each for each in readings if each.step_s <= most]
+
+
+def middle(readings: Sequence[Reading]) -> float:
+    """The median of the steady steps."""
+    return median(each.step_s for each in steady(readings))
+
+
+def span(times_s: Sequence[float]) -> list[str]:
+    """The shortest and the longest of times, where they differ."""
+    least, most = min(times_s), max(times_s)
+    if most < _WIDE * least:
+        return []
+    return [f"times from {format_duration(least)} to {format_duration(most)}"]
+
+
+def longest(readings: Iterable[Reading]) -> tuple[list[Reading], list[str]]:
+    """The run with the most steps, and what to say of the others.
+
+    Each source has runs of its own. A count that falls begins a run.
+    """
+    runs: dict[str, list[list[Reading]]] = defaultdict(list)
+    for each in readings:
+        of_source = runs[each.source]
+        if not of_source or each.at < of_source[-1][-1].at:
+            of_source.append([])
+        of_source[-1].append(each)
+    every = [run for of_source in runs.values() for run in of_source]
+    taken = max(reversed(every), key=_steps)
+    return taken, apart([run for run in every if run is not taken], middle(taken))
+
+
+def _steps(run: Sequence[Reading]) -> tuple[object, ...]:
+    first, last = run[0].at, run[-1].at
+    risen = tuple(b - a for a, b in zip(first, last, strict=True))
+    return risen, len(run), last
+
+
+def apart(others: Sequence[Sequence[Reading]], step_s: float) -> list[str]:
+    """What is said of runs that are left out: how many, and the steps that differ."""
+    if not others:
+        return []
+    times = [middle(run) for run in others]
+    differ = [time_s for time_s in times if not 1 / _SLOWER < time_s / step_s < _SLOWER]
+    said = f"left out: {counted(len(others), 'other run')}"
+    if not differ:
+        return [f"{said} with the same step"]
+    ends = dict.fromkeys(format_duration(time_s) for time_s in (min(differ), max(differ)))
+    return [f"{said}, {len(differ)} with another step ({' to '.join(ends)})"]
+
 
 MARKS_OF_BARS = ("/s", "s/")
 
@@ -68,7 +163,7 @@ _MOST_LOOPS = 500
 _ENOUGH = 3  # bars, below which they may be of anything
 _FALLS = 2  # times: of ranks that share a terminal, one may be some iterations behind
 _APART, _ALIKE = 1.2, 1.1  # assumed: passes of one loop are nearer; loops so near are as good
-_OFF, _FEW, _EARLY = 1.5, 0.2, 5  # so far off are fewer states, behind the first steps
+_OFF, _FEW_OFF, _EARLY = 1.5, 0.2, 5  # so far off are fewer states, behind the first steps
 _WHOLE = 0.8  # of the time of an inner bar, which an iteration of the outer one takes
 
 
@@ -134,7 +229,7 @@ class _Loop:
         whole = [p for p in self.passes if len(p) >= _ENOUGH or p[-1].step == self.total]
         step_s, late = self.step_s, [bar for bar in self.bars if bar.step > _EARLY]
         off = sum(not 1 / _OFF < bar.step_s / step_s < _OFF for bar in late)
-        return off > _FEW * len(late) or _differ([middle(_readings([each])) for each in whole])
+        return off > _FEW_OFF * len(late) or _differ([middle(_readings([each])) for each in whole])
 
     def __str__(self) -> str:
         name = f"'{self.label}'" if self.label else "without a label"
@@ -241,7 +336,13 @@ def _label_by_total(loops: Sequence[_Loop]) -> None:
 
 def _of_training(loops: Sequence[_Loop]) -> tuple[_Loop, str]:
     """The loop whose iterations are steps, or why it is not clear which one is."""
-    outer = {a for a in loops for b in loops if _lasts_passes(a, b) and _holds_each(a, b)}
+    outer = {  # those of which nearly every iteration holds a pass of another
+        a
+        for a in loops
+        for b in loops
+        if _lasts_passes(a, b)
+        and len(b.passes) >= _WHOLE * max(1, a.bars[-1].step - a.bars[0].step)
+    }
     inner = [each for each in loops if each not in outer]
     if any(a.bars[-1].step - a.bars[0].step < _FALLS for a in outer):
         return loops[0], "which of these bars is of epochs is not clear"
@@ -266,12 +367,6 @@ def _lasts_passes(outer: _Loop, inner: _Loop) -> bool:
         return False
     count = inner.total or max(bar.step for bar in inner.bars)
     return outer.step_s >= _WHOLE * count * inner.step_s
-
-
-def _holds_each(outer: _Loop, inner: _Loop) -> bool:
-    """Whether nearly every iteration of one holds a pass of the other."""
-    iterations = outer.bars[-1].step - outer.bars[0].step
-    return len(inner.passes) >= _WHOLE * max(1, iterations)
 
 
 def _is_drawn_within(inner: _Loop, outer: _Loop) -> bool:

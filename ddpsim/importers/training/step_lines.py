@@ -17,13 +17,14 @@ from statistics import median
 from typing import NamedTuple
 
 from ddpsim.importers.text import Printed, in_memory, printed
-from ddpsim.importers.training.bars import MARKS_OF_BARS, bars
-from ddpsim.importers.training.runs import (
+from ddpsim.importers.training.bars import (
     LONGEST_S,
+    MARKS_OF_BARS,
     MAY_ACCUMULATE,
     Reading,
     StepLines,
     TooLittle,
+    bars,
     longest,
     span,
     steady,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.text import Printed, clock_s
-from ddpsim.importers.training.runs import Reading, StepLines, TooLittle, apart
+from ddpsim.importers.training.bars import Reading, StepLines, TooLittle, apart
 from ddpsim.units import format_duration
 
 MARKS_OF_TRAINER = ("_runtime", "_steps_per_second", "epoch")
