@@ -72,7 +72,6 @@ class _Recorder(Shapes):  # type: ignore[no-untyped-call, unused-ignore]
         self.module = ""
 
     def on_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run one operator and record it."""
         out = super().on_shapes(func, args, kwargs)
         self.row += describe(func, args, kwargs, out)
         return out

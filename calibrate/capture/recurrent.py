@@ -80,11 +80,9 @@ class _Layers(NamedTuple):
 
     @property
     def gates(self) -> int:
-        """Width of all gates of a step."""
         return _GATES[self.mode] * self.hidden
 
     def product(self, m: int, n: int, k: int) -> Operator:
-        """A product of two matrices."""
         return product(m, n, k, self.item_bytes)
 
     def recurrence(self, n: int, k: int, *, is_forward: bool) -> Operator:

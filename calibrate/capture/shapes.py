@@ -108,7 +108,6 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator."""
         kwargs = kwargs or {}
         given = operands(args, kwargs)
         if given and any(tensor.is_meta for tensor in given):
@@ -221,7 +220,6 @@ class _OffCuda(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call one function of torch."""
         if func is Tensor.cuda:
             return args[0].to(META)
         kwargs = kwargs or {}

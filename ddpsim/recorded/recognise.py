@@ -22,10 +22,15 @@ from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, debug_log
 from ddpsim.importers.nccl.text import has_rows
 from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of, parts_of
 from ddpsim.importers.training.bars import TooLittle
-from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
-from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, unpickled
-from ddpsim.importers.training.step_lines import has_marks, step_lines
-from ddpsim.importers.training.trainer_state import trainer_state
+from ddpsim.importers.training.from_torch import (
+    DdpLogging,
+    ddp_logging,
+    flight_recorder,
+    is_dump,
+    logged_data,
+    unpickled,
+)
+from ddpsim.importers.training.step_lines import has_marks, step_lines, trainer_state
 from ddpsim.recorded.learned import Learned
 from ddpsim.recorded.traced_job import nccl_key, traced_job, usual_layout
 from ddpsim.scenario import catalog

@@ -127,8 +127,6 @@ class Budget:
 
 
 class _Session:
-    """One run of `measure` on one rank."""
-
     def __init__(
         self,
         job: Job,

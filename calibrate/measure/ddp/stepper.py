@@ -171,7 +171,6 @@ class _LaterLogger:
         """What DDP calls in each forward."""
 
     def sum_up(self) -> None:
-        """What it does otherwise."""
         self._logger.set_runtime_stats_and_log()
 
 

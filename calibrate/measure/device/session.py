@@ -115,8 +115,6 @@ def measure_device(options: DeviceOptions) -> DeviceRecord:
 
 
 class _Session:
-    """One run on one device."""
-
     def __init__(self, options: DeviceOptions, bench: Bench, record: DeviceRecord) -> None:
         self._options, self._bench, self._record = options, bench, record
         self._ends = time.monotonic() + options.time_budget_s

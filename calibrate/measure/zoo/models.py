@@ -39,7 +39,6 @@ class _Layer(NamedTuple):
     groups: int = 1
 
     def convolution(self, inputs: int) -> nn.Conv2d:
-        """For so many channels."""
         return nn.Conv2d(
             inputs,
             self.outputs,
@@ -68,7 +67,6 @@ class _Block(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(before))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of [batch, channels, height, width]."""
         out = x
         for i in range(1, self._count + 1):
             out = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(out))

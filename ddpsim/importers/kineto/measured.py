@@ -14,6 +14,15 @@ ITEM_BYTES = {
     **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
     **dict.fromkeys(("int8", "uint8", "bool"), 1),
 }
+_NAME = re.compile(
+    r"nccl(?:Dev)?Kernel_AllReduce_(?:[A-Za-z0-9]+_)*?(?P<algorithm>RING|TREE|COLLNET|NVLS)(?=_|\b)"
+)
+_RING_THREADS = {
+    **dict.fromkeys((544, 288), "Simple"),  # 512 or 256 of them, and a warp
+    **dict.fromkeys((512, 256, 128, 64), "LL"),
+    **dict.fromkeys((320,), "LL128"),
+}
+_TREE_THREADS = dict.fromkeys((512, 256, 128, 64), "LL")
 
 
 class Piece(NamedTuple):
@@ -195,17 +204,6 @@ def range_of_unlike(counts: Iterable[int]) -> str:
     """Counts that differ in words, `3 to 5`; empty if all are the same."""
     told = set(counts)
     return f"{min(told)} to {max(told)}" if len(told) > 1 else ""
-
-
-_NAME = re.compile(
-    r"nccl(?:Dev)?Kernel_AllReduce_(?:[A-Za-z0-9]+_)*?(?P<algorithm>RING|TREE|COLLNET|NVLS)(?=_|\b)"
-)
-_RING_THREADS = {
-    **dict.fromkeys((544, 288), "Simple"),  # 512 or 256 of them, and a warp
-    **dict.fromkeys((512, 256, 128, 64), "LL"),
-    **dict.fromkeys((320,), "LL128"),
-}
-_TREE_THREADS = dict.fromkeys((512, 256, 128, 64), "LL")
 
 
 class KernelChoice(NamedTuple):

@@ -28,6 +28,45 @@ MAY_ACCUMULATE = (
 _WIDE = 1.02  # of times, above which both ends are shown
 _FEW = 3  # times, of which the first counts where it is no slower
 _SLOWER = 1.1  # assumed: of the first steps, which compile and fill caches
+MARKS_OF_BARS = ("/s", "s/")
+_TIME = r"\d{1,5}(?::\d\d){1,2}"
+_RATE = r"(?P<rate>\d{1,12}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]{1,12}/s|s/[a-zA-Z]{1,12})"
+_BARS = (
+    re.compile(
+        r"(?P<step>\d{1,12})(?:/(?P<total>\d{1,12})| ?[a-zA-Z]{1,12}) "
+        rf"\[(?P<elapsed>{_TIME})(?:<[\d:?]{{1,12}})?, +{_RATE}(?=[],](?P<rest>[^]\n]{{0,80}}))"
+    ),
+    re.compile(
+        rf"(?P<step>\d{{1,12}})/(?P<total>\d{{1,12}}) +(?P<elapsed>{_TIME}) • [\d:-]{{1,12}} +"
+        rf"{_RATE}(?=\s(?P<rest>[^\n]{{0,80}}))"
+    ),
+)
+_BEFORE_BAR = re.compile(r"\d{1,3}%\||[━╸╺]")
+_FIGURE = re.compile(r"\d{1,12}(?:\.\d+)*")
+_REST = re.compile(r"^(?:\]|, [^]]*\])")  # of the bar before it
+_CUT_OFF = re.compile(r"[|}]|\[[\d:]+(?:<[\d:?]*)?(?:, *[\d.]*)?")  # another bar before a label
+_ITERATION = re.compile(r"(?:it|iter|iteration|batch|step|update)(?:e?s)?")
+_WORD = r"(?<![a-z])(?:{})(?![a-z])"
+_TRAIN = re.compile(_WORD.format(r"(?:pre)?train(?:ing)?|fit(?:ting)?|fine-?tun\w*"), re.IGNORECASE)
+_EVALUATION = re.compile(
+    _WORD.format(
+        r"val|tests?|testing|dev|sanity|(?:eval|valid|predict|infer|generat|sampl|scor)\w*"
+    ),
+    re.IGNORECASE,
+)
+_OTHER = re.compile(
+    _WORD.format(
+        r"map|epochs?(?!\W{0,2}#)|(?:(?:down|up)?load|filter|tokeni|fetch|shard|sav|extract|process|"
+        r"prepar|cach|convert|read|build|split|group|pack|captur)\w*"
+    ),
+    re.IGNORECASE,
+)
+_MOST_LOOPS = 500
+_ENOUGH = 3  # bars, below which they may be of anything
+_FALLS = 2  # times: of ranks that share a terminal, one may be some iterations behind
+_APART, _ALIKE = 1.2, 1.1  # assumed: passes of one loop are nearer; loops so near are as good
+_OFF, _FEW_OFF, _EARLY = 1.5, 0.2, 5  # so far off are fewer states, behind the first steps
+_WHOLE = 0.8  # of the time of an inner bar, which an iteration of the outer one takes
 
 
 class Reading(NamedTuple):
@@ -123,48 +162,6 @@ def apart(others: Sequence[Sequence[Reading]], step_s: float) -> list[str]:
         return [f"{said} with the same step"]
     ends = dict.fromkeys(format_duration(time_s) for time_s in (min(differ), max(differ)))
     return [f"{said}, {len(differ)} with another step ({' to '.join(ends)})"]
-
-
-MARKS_OF_BARS = ("/s", "s/")
-
-_TIME = r"\d{1,5}(?::\d\d){1,2}"
-_RATE = r"(?P<rate>\d{1,12}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]{1,12}/s|s/[a-zA-Z]{1,12})"
-_BARS = (
-    re.compile(
-        r"(?P<step>\d{1,12})(?:/(?P<total>\d{1,12})| ?[a-zA-Z]{1,12}) "
-        rf"\[(?P<elapsed>{_TIME})(?:<[\d:?]{{1,12}})?, +{_RATE}(?=[],](?P<rest>[^]\n]{{0,80}}))"
-    ),
-    re.compile(
-        rf"(?P<step>\d{{1,12}})/(?P<total>\d{{1,12}}) +(?P<elapsed>{_TIME}) • [\d:-]{{1,12}} +"
-        rf"{_RATE}(?=\s(?P<rest>[^\n]{{0,80}}))"
-    ),
-)
-_BEFORE_BAR = re.compile(r"\d{1,3}%\||[━╸╺]")
-_FIGURE = re.compile(r"\d{1,12}(?:\.\d+)*")
-_REST = re.compile(r"^(?:\]|, [^]]*\])")  # of the bar before it
-_CUT_OFF = re.compile(r"[|}]|\[[\d:]+(?:<[\d:?]*)?(?:, *[\d.]*)?")  # another bar before a label
-_ITERATION = re.compile(r"(?:it|iter|iteration|batch|step|update)(?:e?s)?")
-_WORD = r"(?<![a-z])(?:{})(?![a-z])"
-_TRAIN = re.compile(_WORD.format(r"(?:pre)?train(?:ing)?|fit(?:ting)?|fine-?tun\w*"), re.IGNORECASE)
-_EVALUATION = re.compile(
-    _WORD.format(
-        r"val|tests?|testing|dev|sanity|(?:eval|valid|predict|infer|generat|sampl|scor)\w*"
-    ),
-    re.IGNORECASE,
-)
-_OTHER = re.compile(
-    _WORD.format(
-        r"map|epochs?(?!\W{0,2}#)|(?:(?:down|up)?load|filter|tokeni|fetch|shard|sav|extract|process|"
-        r"prepar|cach|convert|read|build|split|group|pack|captur)\w*"
-    ),
-    re.IGNORECASE,
-)
-_MOST_LOOPS = 500
-_ENOUGH = 3  # bars, below which they may be of anything
-_FALLS = 2  # times: of ranks that share a terminal, one may be some iterations behind
-_APART, _ALIKE = 1.2, 1.1  # assumed: passes of one loop are nearer; loops so near are as good
-_OFF, _FEW_OFF, _EARLY = 1.5, 0.2, 5  # so far off are fewer states, behind the first steps
-_WHOLE = 0.8  # of the time of an inner bar, which an iteration of the outer one takes
 
 
 class _Bar(NamedTuple):
