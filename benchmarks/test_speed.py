@@ -28,7 +28,7 @@ from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.run import run
-from ddpsim.importers.kineto.trace import read_trace
+from ddpsim.importers.kineto.ranks import read_trace
 from ddpsim.prediction.api import _predicted as predicted
 from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.resolve import resolve

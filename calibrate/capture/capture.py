@@ -24,8 +24,7 @@ from calibrate.capture.record import Recorded, Recording, record, trained_parame
 from calibrate.capture.shapes import Shapes, tensors
 from calibrate.capture.sources import Sizes, Source
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.training import Made
-from calibrate.measure.model.user_code import users_own_errors
+from calibrate.measure.model.training import Made, users_own_errors
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA
 from ddpsim.workload.operators import Operator
 

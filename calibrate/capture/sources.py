@@ -20,8 +20,15 @@ from torch.utils._pytree import tree_map_only
 
 from calibrate.capture.shapes import META, building, drop_memory, tensors, without_memory
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.model.training import SIZES, Made, checked, default_of
-from calibrate.measure.model.user_code import find_function, said_of, users_own_errors
+from calibrate.measure.model.training import (
+    SIZES,
+    Made,
+    checked,
+    default_of,
+    find_function,
+    said_of,
+    users_own_errors,
+)
 from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
 

@@ -26,8 +26,7 @@ from ddpsim.importers.measured import (
     named_layout,
     ranks_of,
 )
-from ddpsim.importers.nccl.tests_log import read_json, read_text_log
-from ddpsim.importers.nccl.text import only_layout
+from ddpsim.importers.nccl.tests_log import only_layout, read_json, read_text_log
 from ddpsim.importers.text import (
     header_of,
     in_memory,

@@ -13,13 +13,12 @@ from ddpsim.errors import ImportFailedError, shown
 from ddpsim.files import json_of
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
-from ddpsim.importers.configs.programs import LARGEST_CONFIG, config_of, config_text
-from ddpsim.importers.configs.read import Config
+from ddpsim.importers.configs.programs import LARGEST_CONFIG, Config, config_of, config_text
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
 from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, debug_log
-from ddpsim.importers.nccl.text import has_rows
+from ddpsim.importers.nccl.tests_log import has_rows
 from ddpsim.importers.text import LARGEST_TEXT, foreign, foreign_text, header_of, lines_of, parts_of
 from ddpsim.importers.training.bars import TooLittle
 from ddpsim.importers.training.from_torch import (

@@ -19,7 +19,7 @@ from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
 if TYPE_CHECKING:
-    from ddpsim.importers.kineto.trace import KinetoTrace
+    from ddpsim.importers.kineto.ranks import KinetoTrace
 
 _FAR = 5.0  # times the estimate: no published step is so far, with errors of at most 75 %
 

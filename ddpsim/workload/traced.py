@@ -10,8 +10,7 @@ from statistics import mean
 
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.kineto.measured import Gradient, KinetoStep, Piece
-from ddpsim.importers.kineto.ranks import RankTraces
-from ddpsim.importers.kineto.trace import KinetoTrace
+from ddpsim.importers.kineto.ranks import KinetoTrace, RankTraces
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.measured import KinetoStep, Piece
-from ddpsim.importers.kineto.trace import KinetoTrace
+from ddpsim.importers.kineto.ranks import KinetoTrace
 from ddpsim.workload.model import Model
 
 _WHAT = (

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.configs.programs import PROGRAMS, config_of, config_text
-from ddpsim.importers.configs.read import read_config
+from ddpsim.importers.configs.programs import PROGRAMS, config_of, config_text, read_config
 from ddpsim.prediction.api import load_scenario
 from ddpsim.recorded.learned import starting_point
 from ddpsim.recorded.recognise import recognise

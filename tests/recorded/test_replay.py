@@ -19,8 +19,7 @@ import ddpsim
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
 from ddpsim.engine.run import run
 from ddpsim.errors import ImportFailedError, ScenarioError
-from ddpsim.importers.kineto.ranks import read_rank_traces
-from ddpsim.importers.kineto.trace import read_trace
+from ddpsim.importers.kineto.ranks import read_rank_traces, read_trace
 from ddpsim.prediction.resolve import resolve
 from ddpsim.recorded.replay import replay
 from ddpsim.result.replay import Replay

@@ -29,7 +29,7 @@ from calibrate.measure.cluster.interference import (
     zeros_of,
 )
 from calibrate.measure.cluster.plan import MIB, Task
-from calibrate.measure.ddp.stepper import logged, start_log
+from calibrate.measure.ddp.loops import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.samples import Looks, alone
 from calibrate.measure.ranks.job import Job

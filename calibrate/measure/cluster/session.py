@@ -20,7 +20,7 @@ from calibrate.measure.cluster.rounds import build_round
 from calibrate.measure.errors import first_line
 from calibrate.measure.host.environment import check_same, one_host_as_several, rank_facts
 from calibrate.measure.host.machine import free_memory_bytes, stolen_s
-from calibrate.measure.model.user_code import find_function
+from calibrate.measure.model.training import find_function
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
 from calibrate.measure.ranks.launch import Reporter, run_rank
 from calibrate.records.record import Measurement, Record

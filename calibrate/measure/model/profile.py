@@ -45,9 +45,9 @@ from calibrate.measure.model.training import (
     prepare,
     reduced_parameters,
     sizes_of,
+    told_of_code,
     told_of_unused,
 )
-from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.job import Job, process_group, taking_part
 from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.rounds import ModelOptions

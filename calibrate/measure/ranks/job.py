@@ -25,7 +25,7 @@ from calibrate.measure.errors import (
     first_line,
 )
 from calibrate.measure.host.machine import keep_freed_memory, text_of
-from calibrate.measure.model.user_code import told_of_code
+from calibrate.measure.model.training import told_of_code
 from calibrate.measure.ranks.launch import end_now
 from calibrate.records.record import JobOptions, Layout
 from ddpsim.errors import DdpsimError

@@ -18,7 +18,7 @@ from measured.measuring import profiled
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock
-from calibrate.measure.ddp.stepper import logged, start_log
+from calibrate.measure.ddp.loops import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.profile import (
     Document,

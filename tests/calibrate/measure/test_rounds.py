@@ -107,7 +107,7 @@ def test_an_optimizer_finds_its_gradients_copied_back() -> None:
     """Out of buckets that were filled before the wait; what is sparse, or missing, as it was."""
     import torch
 
-    from calibrate.measure.ddp.stepper import ReducedAsByDdp
+    from calibrate.measure.ddp.loops import ReducedAsByDdp
     from calibrate.measure.model.training import prepare
 
     for model in ("half_used", "of_sparse_gradients"):
@@ -137,7 +137,7 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
     )
     module = """
 import measured.quick_rounds
-import calibrate.measure.ddp.rounds as m, calibrate.measure.ddp.stepper as s
+import calibrate.measure.ddp.rounds as m, calibrate.measure.ddp.loops as s
 step, timed = s.step, []
 m.step = s.step = lambda training, *others, **more: timed.append(id(training.model)) or step(
     training, *others, **more

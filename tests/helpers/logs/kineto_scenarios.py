@@ -11,7 +11,7 @@ import pytest
 import ddpsim
 from ddpsim.errors import ScenarioError
 from ddpsim.importers.kineto.measured import Piece
-from ddpsim.importers.kineto.trace import KinetoTrace, read_trace
+from ddpsim.importers.kineto.ranks import KinetoTrace, read_trace
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.quantity import SourceFile
 from logs.kineto_writer import CpuStep, Step, Writer
