@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,12 @@ class Clock:
         """Wait until the work of the current stream is done."""
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
+
+    def lap(self, work: Callable[[], object], times: int = 1) -> Lap:
+        """Do the work, which does the same thing so many times."""
+        start = self.mark()
+        work()
+        return Lap(start, self.mark(), times)
 
     def read(self, lap: Lap) -> float:
         """Seconds of one of the things that a lap did."""

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import Lap
-from calibrate.measure.cluster.interference import Round
 from calibrate.measure.cluster.plan import Options, Task, default_plan, teams
 from calibrate.measure.cluster.record_file import first_record, write_record
-from calibrate.measure.cluster.rounds import build_round
+from calibrate.measure.cluster.rounds import Round, build_round
 from calibrate.measure.errors import first_line
 from calibrate.measure.host.environment import check_same, one_host_as_several, rank_facts
 from calibrate.measure.host.machine import free_memory_bytes, stolen_s

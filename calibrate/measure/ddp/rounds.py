@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.files import check_writable, rescued
-from calibrate.measure.cluster.interference import LAUNCH_S, BesideAllReduces, all_at_once
+from calibrate.measure.cluster.rounds import LAUNCH_S, BesideAllReduces, all_at_once
 from calibrate.measure.ddp.loops import PARTS, ReducedAsByDdp, Row, Stepper, step
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import check_same, environment, rank_facts

@@ -6,7 +6,7 @@ import gc
 import gzip
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,24 +15,8 @@ import torch
 
 from calibrate.files import check_writable
 from calibrate.measure.cluster.record_file import is_free, write_record
-from calibrate.measure.device.kernels import (
-    Bench,
-    convolution,
-    launch,
-    memory,
-    optimizer,
-    product,
-    supported_rates,
-)
+from calibrate.measure.device.cases import RUNNERS, Bench, supported_rates, trace
 from calibrate.measure.device.plan import device_plan
-from calibrate.measure.device.steps import (
-    compiled,
-    grad_scaler,
-    one_rank_ddp,
-    step,
-    sync_batch_norm,
-    trace,
-)
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
 from calibrate.measure.host.environment import check_same_environment, device_environment
 from calibrate.measure.host.machine import free_memory_bytes
@@ -56,18 +40,6 @@ from ddpsim.workload.zoo.step import Step, step_of
 
 _MEMORY_SHARE = 0.25  # of a CPU's free memory; of a GPU's, which nobody shares:
 _MEMORY_SHARE_GPU = 0.9
-_RUNNERS: dict[Kind, Callable[[Case, Bench], DeviceMeasurement]] = {
-    "product": product,
-    "convolution": convolution,
-    "memory": memory,
-    "launch": launch,
-    "optimizer": optimizer,
-    "step": step,
-    "ddp": one_rank_ddp,
-    "compile": compiled,
-    "sync_batch_norm": sync_batch_norm,
-    "grad_scaler": grad_scaler,
-}
 _COMPILE_S = 60.0  # of a model, on a GPU and on a CPU; as seen: 20 to 50 s
 _ONCE: tuple[Kind, ...] = ("compile", "ddp", "sync_batch_norm", "grad_scaler")
 _BEFORE_TRACE: tuple[Kind, ...] = (
@@ -152,7 +124,7 @@ class _Session:
         if not problem:
             began = time.monotonic()
             try:
-                measured = _RUNNERS[case.kind](case, self._bench)
+                measured = RUNNERS[case.kind](case, self._bench)
             except torch.AcceleratorError as error:
                 raise MeasureError(
                     f"the GPU failed at {case}: {first_line(error)}. {self._options.kept}"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from calibrate.capture.capture import parameter_columns, render, tensor_columns
 from calibrate.files import FileName, check_writable, rescued
 from calibrate.fit.estimates import SIGNIFICANT, adding_up, median_time
-from calibrate.measure.cluster.interference import BesideAllReduces
+from calibrate.measure.cluster.rounds import BesideAllReduces
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import keep_freed_memory
 from calibrate.measure.model.samples import (

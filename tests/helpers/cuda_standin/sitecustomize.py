@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from calibrate.measure.cluster import interference, rounds
+from calibrate.measure.cluster import rounds
 
 _CPU = torch.device("cpu")
 
@@ -105,10 +105,10 @@ def _install() -> None:
     )
     cuda.nccl.version = lambda: (2, 27, 5)
     _install_nccl()
-    interference._GEMM["cuda"], interference._MEMORY["cuda"] = 64, (2**12, 4)
-    interference._LAYERS["cuda"] = (4, 64, 32)
-    interference._QUEUED, interference._MOST_QUEUED = 2, 2
-    interference._MESSAGE_BYTES["cuda"] = 2**22
+    rounds._GEMM["cuda"], rounds._MEMORY["cuda"] = 64, (2**12, 4)
+    rounds._LAYERS["cuda"] = (4, 64, 32)
+    rounds._QUEUED, rounds._MOST_QUEUED = 2, 2
+    rounds._MESSAGE_BYTES["cuda"] = 2**22
     _OnCpu().__enter__()
     rank, _, error = os.environ.get("STANDIN_FAILS", "").partition(" ")
     if rank and rank == os.environ.get("RANK"):

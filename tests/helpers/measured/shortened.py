@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrate.measure.cluster import interference
+from calibrate.measure.cluster import rounds
 from calibrate.measure.cluster.plan import MIB, Options, Task, default_plan
 from calibrate.measure.cluster.session import measure
 from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.record import HALF, Layout
 
-interference._LAYERS["cpu"] = (4, 128, 32)
-interference._QUEUED_BYTES = 8 * MIB
+rounds._LAYERS["cpu"] = (4, 128, 32)
+rounds._QUEUED_BYTES = 8 * MIB
 
 
 def _is_kept(task: Task, budget_bytes: int) -> bool:

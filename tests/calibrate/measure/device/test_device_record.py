@@ -78,8 +78,8 @@ def test_stopped_at_any_case_it_is_whole_and_goes_on(
 
         return watch
 
-    runners = {kind: watched(run) for kind, run in session._RUNNERS.items()}
-    monkeypatch.setattr(session, "_RUNNERS", runners)
+    runners = {kind: watched(run) for kind, run in session.RUNNERS.items()}
+    monkeypatch.setattr(session, "RUNNERS", runners)
     with pytest.raises(StoppedError, match="the same command with --resume goes on"):
         measure_device(options(path))
     assert [m.case for m in load_device_record(path).measurements] == list(KERNELS[:2])
