@@ -86,12 +86,12 @@ class Columns:
         }
 
 
-def step_columns(columns: Columns, steps: Steps) -> Document:
+def _step_columns(columns: Columns, steps: Steps) -> Document:
     """The object of one step: its rows, and what autograd keeps; raises StructureChanges."""
     recordings = list(steps.values())
     first = recordings[0]
     for other in recordings[1:]:
-        same_structure(first, other)
+        _same_structure(first, other)
 
     def rows(phase: str) -> list[int]:
         runs = zip(*(getattr(one, phase) for one in recordings), strict=True)
@@ -113,7 +113,7 @@ def step_columns(columns: Columns, steps: Steps) -> Document:
     }
 
 
-def same_structure(step: Recording, other: Recording) -> None:
+def _same_structure(step: Recording, other: Recording) -> None:
     """Raise StructureChanges where two steps are not the same but for their figures."""
     if _structure(step) != _structure(other):
         raise StructureChanges
@@ -291,16 +291,16 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     recorded: dict[Point, dict[Recorded, Recording]] = {}
     for batch, size in points:
         step = recorded[batch, x(size or 1)] = recorder.at((batch, size))
-        same_structure(next(iter(recorded.values()))["fp32"], step["fp32"])
+        _same_structure(next(iter(recorded.values()))["fp32"], step["fp32"])
     columns = Columns(list(recorded))
     steps = {
-        precision: step_columns(columns, {at: step[precision] for at, step in recorded.items()})
+        precision: _step_columns(columns, {at: step[precision] for at, step in recorded.items()})
         for precision in _ALWAYS
     }
     with suppress(KeyError, StructureChanges, Inexact):
         halves = {at: step["half"] for at, step in recorded.items()}
         if _order(halves) == _order({at: step["fp32"] for at, step in recorded.items()}):
-            steps["half"] = step_columns(columns, halves)
+            steps["half"] = _step_columns(columns, halves)
     input_bytes = columns.figure(tuple(recorder.input_bytes[point] for point in points))
     first, model = recorder.at(points[0])["fp32"], recorder.model
     if model is None:

@@ -196,7 +196,7 @@ def _read_lines(
         if operation != "all_reduce":
             raise OtherCollectiveError(name, f"holds all-reduces alone (CSV), and no {operation}")
         return "all-reduce CSV", _read_csv(name, lines, header)
-    if told := read_table(name, lines, operation, layout):
+    if told := _read_table(name, lines, operation, layout):
         return told
     wanted = (
         "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
@@ -273,7 +273,7 @@ def _said_apart(log: AllReduceLog) -> tuple[str, ...]:
     return (f"{log.source}: {differ} at {at}; {again}",)
 
 
-def read_table(
+def _read_table(
     name: str, lines: Sequence[str], operation: Operation, layout: Layout | None
 ) -> tuple[str, Measured] | None:
     """The kind of a table and its times, on ranks of `layout`; None for another text.

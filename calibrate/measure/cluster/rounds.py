@@ -96,12 +96,11 @@ def _layer_unit(device: torch.device) -> Unit:
     return unit
 
 
-def floats_of(size_bytes: int, job: Job) -> Tensor:
-    """A float32 tensor of a size, on the job's device."""
-    return zeros_of(size_bytes, job, torch.float32)
+def _floats_of(size_bytes: int, job: Job) -> Tensor:
+    return _zeros_of(size_bytes, job, torch.float32)
 
 
-def zeros_of(size_bytes: int, job: Job, dtype: torch.dtype) -> Tensor:
+def _zeros_of(size_bytes: int, job: Job, dtype: torch.dtype) -> Tensor:
     """In memory that really exists: an untouched page of calloc is none."""
     count = max(1, size_bytes // dtype.itemsize)
     return torch.empty(count, device=job.device, dtype=dtype).fill_(0.0)
@@ -118,19 +117,18 @@ def all_at_once(job: Job) -> Work:
     A core's memory is slower to it after that: on an Intel core SGD over 17 M parameters took 16 %
     longer after a sleep of 5 ms, 25 % after one of 50.
     """
-    reduced = floats_of(_WAIT_BYTES, job)
+    reduced = _floats_of(_WAIT_BYTES, job)
     return lambda: dist.all_reduce(reduced)
 
 
-def pieces_alone(unit: Unit, count: int, clock: Clock) -> Lap:
-    """So many pieces of compute with nothing beside them."""
+def _pieces_alone(unit: Unit, count: int, clock: Clock) -> Lap:
     start = clock.mark()
     for i in range(count):
         unit(i)
     return Lap(start, clock.mark(), count)
 
 
-def pieces_beside(
+def _pieces_beside(
     unit: Unit, works: Sequence[dist.Work], clock: Clock, device: torch.device
 ) -> Lap:
     """Pieces of compute for as long as works are in flight."""
@@ -181,7 +179,7 @@ class InterferenceRound:
         return laps
 
     def _compute(self) -> list[Lap]:
-        return [pieces_alone(self._unit, self._units, self._clock)]
+        return [_pieces_alone(self._unit, self._units, self._clock)]
 
     def _one_by_one(self) -> list[Lap]:
         start = self._start()
@@ -203,7 +201,7 @@ class InterferenceRound:
         return [computed, Lap(start, end, len(self._queue))]
 
     def _beside(self, works: Sequence[dist.Work]) -> Lap:
-        return pieces_beside(self._unit, works, self._clock, self._job.device)
+        return _pieces_beside(self._unit, works, self._clock, self._job.device)
 
     def _start(self) -> Mark:
         """A mark at which all ranks begin together: on GPUs behind an all-reduce.
@@ -255,7 +253,7 @@ def _queue(task: Task, job: Job) -> tuple[Tensor, list[Tensor]]:
     size, dtype = task.first.size_bytes, dtype_of(task)
     on_gpu = job.device.type == "cuda"
     count = 1 if on_gpu else max(_QUEUED, _QUEUED_BYTES // size)
-    whole = zeros_of(count * size, job, dtype)
+    whole = _zeros_of(count * size, job, dtype)
     return whole, list(whole.chunk(count))
 
 
@@ -297,12 +295,12 @@ class BesideAllReduces:
 
     def _layers(self) -> Lap:
         self._begin()
-        return pieces_alone(self._unit, self._units, self._clock)
+        return _pieces_alone(self._unit, self._units, self._clock)
 
     def _layers_beside(self) -> Lap:
         self._begin()
         works = self._queue()
-        lap = pieces_beside(self._unit, works, self._clock, self._job.device)
+        lap = _pieces_beside(self._unit, works, self._clock, self._job.device)
         for work in works:
             work.wait()
         return lap
@@ -372,7 +370,7 @@ def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
 
 def _all_reduce(task: Task, job: Job) -> Round:
     group = job.group(task.team.ranks)
-    data = zeros_of(task.first.size_bytes, job, dtype_of(task))
+    data = _zeros_of(task.first.size_bytes, job, dtype_of(task))
     if task.first.variant == RESTED:
         return _rested(job, lambda: dist.all_reduce(data, group=group))
     return _collective(task, job, lambda: dist.all_reduce(data, group=group))
@@ -395,15 +393,15 @@ def _rested(job: Job, work: Work) -> Round:
 
 def _broadcast(task: Task, job: Job) -> Round:
     group, root = job.group(task.team.ranks), task.team.ranks[0]
-    data = floats_of(task.first.size_bytes, job)
+    data = _floats_of(task.first.size_bytes, job)
     return _collective(task, job, lambda: dist.broadcast(data, root, group=group))
 
 
 def _sharded(task: Task, job: Job) -> Round:
     """`size_bytes` is what each rank puts in or gets out: the whole, as nccl-tests count it."""
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
-    part = floats_of(task.first.size_bytes // ranks, job)
-    whole = floats_of(4 * part.numel() * ranks, job)
+    part = _floats_of(task.first.size_bytes // ranks, job)
+    whole = _floats_of(4 * part.numel() * ranks, job)
     if task.first.kind == "all_gather":
         return _collective(task, job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
     return _collective(task, job, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
@@ -411,7 +409,7 @@ def _sharded(task: Task, job: Job) -> Round:
 
 def _point_to_point(task: Task, job: Job) -> Round:
     first, second = task.team.ranks
-    data = floats_of(task.first.size_bytes, job)
+    data = _floats_of(task.first.size_bytes, job)
 
     def there_and_back() -> None:
         if job.rank == first:
@@ -425,7 +423,7 @@ def _point_to_point(task: Task, job: Job) -> Round:
 
 
 def _device_copy(task: Task, job: Job) -> Round:
-    source = floats_of(task.first.size_bytes, job)
+    source = _floats_of(task.first.size_bytes, job)
     target = torch.empty_like(source).fill_(0.0)
     return _on_device(task, job, lambda: target.copy_(source))
 
@@ -449,7 +447,7 @@ def _on_device(task: Task, job: Job, work: Work) -> Round:
 
 def _device_cast(task: Task, job: Job) -> Round:
     """What torch's fp16_compress_hook does to a bucket before its all-reduce, or after it."""
-    bucket = floats_of(task.first.size_bytes, job)
+    bucket = _floats_of(task.first.size_bytes, job)
     if task.first.variant.startswith("compress"):
         return _on_device(task, job, lambda: bucket.to(torch.float16).div_(2))
     half = bucket.to(torch.float16)
@@ -460,7 +458,7 @@ def _optimizer(task: Task, job: Job) -> Round:
     """Plain SGD, or AdamW: one step over gradients of `size_bytes` in all, in 16 tensors."""
     name, _, how = task.first.variant.partition(" ")
     each = task.first.size_bytes // _TENSORS_OF_OPTIMIZER
-    parameters = [nn.Parameter(floats_of(each, job)) for _ in range(_TENSORS_OF_OPTIMIZER)]
+    parameters = [nn.Parameter(_floats_of(each, job)) for _ in range(_TENSORS_OF_OPTIMIZER)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     fused = how == "fused"
@@ -550,10 +548,10 @@ class _Layers(nn.Module):
         return self.layers(x).sum()  # type: ignore[no-any-return]
 
 
-def ddp_hook_round(task: Task, job: Job) -> Round:
+def _ddp_hook_round(task: Task, job: Job) -> Round:
     """A backward with DDP, what of it DDP logs as copies back, and a backward without it."""
     if task.first.variant == COPIES_IN:
-        return copies_in_round(task, job)
+        return _copies_in_round(task, job)
     wrapped, x = _layers_in_ddp(task, job)
     plain = deepcopy(wrapped.module)
     back = any(slot.variant == COPIES_BACK for slot in task.slots)
@@ -590,7 +588,7 @@ def _layers_in_ddp(task: Task, job: Job) -> tuple[DistributedDataParallel, Tenso
     return DistributedDataParallel(layers, process_group=alone()), x
 
 
-def copies_in_round(task: Task, job: Job) -> Round:
+def _copies_in_round(task: Task, job: Job) -> Round:
     """DDP's hooks on weights in a backward, less those on the biases: copies of large gradients.
 
     Python's hooks before and after DDP's tell what that takes; they cost a weight and a bias the
@@ -624,7 +622,7 @@ _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {
     "device_cast": _device_cast,
     "narrow_products": _narrow_products,
     "optimizer": _optimizer,
-    "ddp_hook": ddp_hook_round,
+    "ddp_hook": _ddp_hook_round,
     "jitter": _jitter,
     "compute": lambda task, job: InterferenceRound(task, job).run,
 }

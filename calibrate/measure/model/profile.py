@@ -122,15 +122,15 @@ def profile(
         memory = peak_memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         warnings = [*not_modelled(training.model), *_try_ddp(training, samples, iterations)]
-        name = device_name(where)
+        name = _device_name(where)
         on = name if where.type == "cuda" else f"{name}, {counted(threads, 'thread')}"
         torchs = f"torch {torch.__version__}, no communication"
         title = f"{reference} with batch {size} on {on}, {torchs}"
         measured_with = {"device": name, "optimizer": options.optimizer}
         hook_s = hook_cost_s(where, samples)
-        measured = measured_part(training, samples, size, title, hook_s) | memory | measured_with
+        measured = _measured_part(training, samples, size, title, hook_s) | memory | measured_with
         measured |= sizes_of(reference) | {"warnings": warnings}
-        document = model_document(reference, training, samples) | {"measured": measured}
+        document = _model_document(reference, training, samples) | {"measured": measured}
         if job is None or keep is None:
             return document
         keep(document)
@@ -169,7 +169,7 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     _first_does(job, lambda: check_writable(options.output))
     if options.scale:
         device = job.device if job else device_of(options.device)
-        check_scaled_from(device_name(device), options.scale[0])
+        _check_scaled_from(_device_name(device), options.scale[0])
     document = profile(options, job, keep)
     keep(document)
     return scaled(document)
@@ -278,7 +278,7 @@ def _try_beside(training: Training, job: Job) -> tuple[BesideAllReduces | None, 
     return (None if first else beside), first
 
 
-def model_document(reference: str, training: Training, samples: Samples) -> Document:
+def _model_document(reference: str, training: Training, samples: Samples) -> Document:
     """The document of a model (schema `ddpsim.model/3`) without what was measured of it."""
     named = _measured(training)
     sparse = [place for place, name in enumerate(named) if name in samples.sparse]
@@ -321,7 +321,7 @@ def _measured(training: Training) -> dict[str, nn.Parameter]:
     return {n: p for n, p in reduced_parameters(training.model).items() if p.numel()}
 
 
-def measured_part(
+def _measured_part(
     training: Training, samples: Samples, batch: int, title: str, hook_s: float
 ) -> Document:
     """What was measured of a model: the "measured" of its document."""
@@ -426,7 +426,7 @@ def peak_memory(training: Training, device: torch.device) -> Document:
     }
 
 
-def device_name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     """The GPU's name, or cpu."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
 
@@ -443,7 +443,7 @@ def scale_ends(text: str) -> tuple[str, str]:
     return old, new
 
 
-def check_scaled_from(measured_on: str | None, old: str) -> None:
+def _check_scaled_from(measured_on: str | None, old: str) -> None:
     """Raise MeasureError where a profile was measured on another device than it is scaled from."""
     if are_other_devices(measured_on, old):
         raise MeasureError(
@@ -459,7 +459,7 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
     it was measured on another than `old`.
     """
     measured = document["measured"]
-    check_scaled_from(measured.get("device"), old)
+    _check_scaled_from(measured.get("device"), old)
     tables = device_table(old), device_table(new)
     rates = [(t["peak_flops"]["fp32"], t["matmul_efficiency"]["fp32"]) for t in tables]
     speeds = [(t["memory_bandwidth_bytes_per_s"], t["memory_efficiency"]) for t in tables]

@@ -40,7 +40,7 @@ _TINY_PARAMETERS = 500
 
 
 @contextmanager
-def optimizers_own_errors(
+def _optimizers_own_errors(
     reference: str, optimizer: OptimizerName, *, fused: bool
 ) -> Iterator[None]:
     """What an optimizer does not take, such as sparse gradients: told with the option."""
@@ -287,7 +287,7 @@ def prepare(
     classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
     trained = [p for p in model.parameters() if p.requires_grad]
-    with optimizers_own_errors(reference, optimizer, fused=fused):
+    with _optimizers_own_errors(reference, optimizer, fused=fused):
         stepping = classes[optimizer](trained, **options)
     training = Training(model, _moved(inputs, device), loss, stepping, Clock(device), make)
     with users_own_errors(reference):
@@ -297,7 +297,7 @@ def prepare(
             f"the loss of {reference} is {value.item()}: arithmetic on such numbers may take "
             "another time than training does; give inputs and weights that train"
         )
-    with optimizers_own_errors(reference, optimizer, fused=fused):
+    with _optimizers_own_errors(reference, optimizer, fused=fused):
         training.optimizer.step()
     training.optimizer.zero_grad()
     return replace(training, unused=unused)

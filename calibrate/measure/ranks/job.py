@@ -212,7 +212,7 @@ class Job:
         if failed and self.backend == "nccl":
             atexit.register(end_now, 1)
         else:
-            end_process_groups()
+            _end_process_groups()
 
 
 def join(
@@ -363,10 +363,10 @@ def process_group(backend: str) -> Iterator[None]:
     try:
         yield
     finally:
-        end_process_groups()
+        _end_process_groups()
 
 
-def end_process_groups() -> None:
+def _end_process_groups() -> None:
     """End all groups of this process, once gloo's threads have let go of what they sent.
 
     Seen with torch 2.13 on a busy machine: such a thread waits for Python's lock to drop its last

@@ -89,7 +89,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     """Read a trace of whole training steps; raises ImportFailedError, which says what to do."""
     file = read_trace_file(source)
     trace = TraceEvents(file)
-    found = (read_whole_step(trace, window) for window in trace.windows)
+    found = (_read_whole_step(trace, window) for window in trace.windows)
     steps = _lasting(step for step in found if step)
     if not steps:
         raise ImportFailedError(
@@ -212,7 +212,7 @@ def _work(trace: TraceEvents) -> Iterator[tuple[Hashable, Event]]:
             yield (op.name, str(op.args["Input Dims"])), op
 
 
-def read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
+def _read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
     """A step with all its micro-batches; None if it has no backward.
 
     Raises ImportFailedError for one whose parts are not micro-batches of one model under DDP.
@@ -429,7 +429,7 @@ def read_rank_traces(source: SourceFile) -> RankTraces:
 
 def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
     found: dict[int, KinetoTrace] = {}
-    for file in files_of(source):
+    for file in _files_of(source):
         trace = read_trace(file)
         rank = 0 if trace.rank is None else trace.rank
         if rank in found:
@@ -438,7 +438,7 @@ def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
     return dict(sorted(found.items()))
 
 
-def files_of(source: SourceFile) -> list[SourceFile]:
+def _files_of(source: SourceFile) -> list[SourceFile]:
     """The traces of a folder, or the one trace; raises ImportFailedError where there is none."""
     if not source.path.is_dir():
         return [source]

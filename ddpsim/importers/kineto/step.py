@@ -266,7 +266,7 @@ class _Step:
         is_of_ddp = any(True for _ in self._told_collectives())
         for op in self.ready:
             hooks = self.trace.hooks.get(op.thread) if is_of_ddp else None
-            yield gradient_of(op.args)._replace(
+            yield _gradient_of(op.args)._replace(
                 in_checkpoint=op.start_us in self.trace.checkpoints,
                 hook_s=self._until_launch_us(op, hooks) * _S if hooks else None,
             )
@@ -373,15 +373,15 @@ class _Step:
                 and not self._is_map_of_used(elements, dtype),
                 event.start_us * _S,
                 event.name,
-                first_count(event.args.get("grid")),
-                first_count(event.args.get("block")),
+                _first_count(event.args.get("grid")),
+                _first_count(event.args.get("block")),
             )
         yield from self._told_of_gloo()
 
     def _told_of_gloo(self) -> Iterator[MeasuredCollective]:
         ops = self._gloo
-        for op, delay_us in zip(ops, delays_us(self.trace, self.window, ops), strict=True):
-            elements, dtype = gradient_of(op.args).numel, first(op.args.get("Input type"))
+        for op, delay_us in zip(ops, _delays_us(self.trace, self.window, ops), strict=True):
+            elements, dtype = _gradient_of(op.args).numel, first(op.args.get("Input type"))
             is_of_gradients = self._is_gloo_of_gradients(op)
             # a thread of gloo that gets no core notes its end late: DDP has gone on by then
             end_us = min(op.end_us, self.reduced_us) if is_of_gradients else op.end_us
@@ -439,7 +439,7 @@ class _Step:
         )
 
 
-def delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Iterator[float]:
+def _delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Iterator[float]:
     """How long gloo's threads take to begin each op of a step, by their start, since it was asked
     for and one of them was free.
 
@@ -464,7 +464,7 @@ def operation_of(name: str) -> str:
     return next((known for known in _OPERATIONS if known.replace("_", "") in plain), name)
 
 
-def gradient_of(args: dict[str, Any]) -> Gradient:
+def _gradient_of(args: dict[str, Any]) -> Gradient:
     """Shape and type of an operator's first input."""
     shape, dtype = first(args.get("Input Dims")), first(args.get("Input type"))
     return Gradient(_shape(shape), dtype_of(dtype))
@@ -481,7 +481,7 @@ def _shape(extents: Any) -> tuple[int, ...] | None:
     return tuple(extents) if 0 < prod(extents) <= MOST else None
 
 
-def first_count(extents: Any) -> int | None:
+def _first_count(extents: Any) -> int | None:
     """The first extent of a grid or a block."""
     return count_of(first(extents))
 

@@ -136,14 +136,14 @@ def has_rows(text: str) -> bool:
     return _FIGURES.search(text) is not None
 
 
-def plain_lines(texts: Iterable[str]) -> list[Line]:
+def _plain_lines(texts: Iterable[str]) -> list[Line]:
     """The lines of a log without prefixes, colours and NCCL's own text."""
     bare = [uncoloured(text) for text in texts]
     hosts = {found["host"] for text in bare if (found := _DEVICE.search(text))}
     return [_plain(number, text, hosts) for number, text in enumerate(bare, 1)]
 
 
-def table_rows(lines: Sequence[Line]) -> list[TextRow]:
+def _table_rows(lines: Sequence[Line]) -> list[TextRow]:
     """All rows in a log; the rest of one that was interrupted is sought in the lines below it."""
     rows: list[TextRow] = []
     header = TextRow(0, ())
@@ -171,8 +171,7 @@ def device_of(text: str) -> Device | None:
     return Device(int(found["rank"]), *((value or "").strip() for value in told))
 
 
-def is_figure(cell: str) -> bool:
-    """Whether a cell is a number, or N/A."""
+def _is_figure(cell: str) -> bool:
     return _FIGURE.fullmatch(cell) is not None
 
 
@@ -180,16 +179,11 @@ def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
     before = _before_nccl(text, hosts)
     is_framed = before.lstrip().startswith("|")  # a row of a Markdown table
     bare = before.replace("|", " ") if is_framed else before
-    start = _START.search(bare)
-    told = _unlabelled(bare, start.start()) if start else bare
-    return Line(number, told, before != text)
-
-
-def _unlabelled(text: str, start: int) -> str:
-    """Text from `start` on, without what stands before it, which may come again within a row."""
-    label = text[:start].strip()
-    is_label = label and not all(is_figure(word) for word in label.split())
-    return text[start:].replace(label, " ") if is_label else text[start:]
+    if found := _START.search(bare):  # what stands before it may come again within a row
+        label, bare = bare[: found.start()].strip(), bare[found.start() :]
+        is_label = label and not all(map(_is_figure, label.split()))
+        bare = bare.replace(label, " ") if is_label else bare
+    return Line(number, bare, before != text)
 
 
 def _before_nccl(text: str, hosts: Collection[str]) -> str:
@@ -205,7 +199,7 @@ def _before_nccl(text: str, hosts: Collection[str]) -> str:
 
 def _continued(row: TextRow, line: Line) -> TextRow:
     """A row with the figures that end a line below it, if they are of the row."""
-    from_the_end = tuple(takewhile(is_figure, reversed(line.text.split())))
+    from_the_end = tuple(takewhile(_is_figure, reversed(line.text.split())))
     cells = row.cells + from_the_end[::-1]
     is_rest = len(cells) <= row.wanted  # too many where the break went through a number
     return row._replace(cells=cells) if is_rest else row
@@ -222,7 +216,7 @@ class _Run(NamedTuple):
         return operation in self.operation.split(" or ")
 
 
-def only_runs_of(
+def _only_runs_of(
     name: str, operation: Operation, lines: Sequence[Line]
 ) -> tuple[list[Line], tuple[str, ...]]:
     """The lines of the runs of a collective, and a note that names the others.
@@ -239,26 +233,25 @@ def only_runs_of(
     return [line for run in wanted for line in run.lines], (note,) if said else ()
 
 
-def program_of(line: Line) -> str | None:
-    """The test that a banner names."""
+def _program_of(line: Line) -> str | None:
     found = _STARTING.match(line.text)
     return found[1] if found else None
 
 
-def operation_called(experiment: str) -> str | None:
+def _operation_called(experiment: str) -> str | None:
     """The collective of an experiment's name in JSON; None: it is none of nccl-tests'."""
     called = "".join(filter(str.isalnum, experiment)).lower()
     return _CALLED.get(called.removesuffix("perf"))
 
 
-def check_program(name: str, line: int, program: object, operation: Operation) -> None:
+def _check_program(name: str, line: int, program: object, operation: Operation) -> None:
     """Raise ImportFailedError where the program that ran, or its path, is another test's."""
     match = _PROGRAM.match(PurePath(str(program)).name)
     if match and match[1] != operation:
-        raise is_another(name, line, f"is of {match[0]}", operation)
+        raise _is_another(name, line, f"is of {match[0]}", operation)
 
 
-def check_operation(
+def _check_operation(
     name: str, line: int, row: str, redop: object, root: object, operation: Operation
 ) -> None:
     """What reduces has an operation; a broadcast alone a root, which is else -1 or not told.
@@ -269,11 +262,10 @@ def check_operation(
     reduces, has_root = operation in ("all_reduce", "reduce_scatter"), operation == "broadcast"
     if (redop != "none", to != "-1") != (reduces, has_root):
         given = f"redop {redop}, root {to}"
-        raise is_another(name, line, f"{row} is of another collective ({given})", operation)
+        raise _is_another(name, line, f"{row} is of another collective ({given})", operation)
 
 
-def is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
-    """What is wrong with a log of another collective."""
+def _is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
     told = f"wanted the log of {operation}_perf; calibrate import takes others with --operation"
     return OtherCollectiveError(name, f"{what}; {told}", line)
 
@@ -282,7 +274,7 @@ def _runs(lines: Sequence[Line]) -> list[_Run]:
     """A run begins with a banner below the rows of another."""
     parts: list[list[Line]] = [[]]
     has_rows = False
-    rows_at = {row.line for row in table_rows(lines)}
+    rows_at = {row.line for row in _table_rows(lines)}
     for line in lines:
         if has_rows and _BEGINS.match(line.text):
             parts.append([])
@@ -293,16 +285,16 @@ def _runs(lines: Sequence[Line]) -> list[_Run]:
 
 
 def _operation(lines: Sequence[Line]) -> str:
-    for program in filter(None, map(program_of, reversed(lines))):
+    for program in filter(None, map(_program_of, reversed(lines))):
         if match := _PROGRAM.match(PurePath(program).name):
             return match[1]
-    told = {_told_by(row) for row in table_rows(lines) if row.is_whole}
+    told = {_told_by(row) for row in _table_rows(lines) if row.is_whole}
     return told.pop() if len(told) == 1 else ""
 
 
 def _told_by(row: TextRow) -> str:
     """The collective of a whole row, as near as its cells tell it."""
-    if is_figure(row.cells[3]):
+    if _is_figure(row.cells[3]):
         return "a collective without redop"
     root = row.root or "-1"
     if row.cells[3] == "none":
@@ -313,7 +305,7 @@ def _told_by(row: TextRow) -> str:
     return "reduce_scatter" if reads_below(Bandwidths(algbw, busbw)) else "all_reduce"
 
 
-def device_lists(
+def _device_lists(
     name: str, lines: Iterable[Line], rows: Iterable[TextRow]
 ) -> list[tuple[Device, ...]]:
     """The devices of every run that lists them: a rank that comes again begins the next run."""
@@ -361,17 +353,6 @@ def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
     return layouts.pop()
 
 
-def check_one_group(name: str, devices: Iterable[Device]) -> None:
-    """Raise ImportFailedError where several groups reduced side by side."""
-    groups = {device.group for device in devices if device.group}
-    if len(groups) > 1:
-        raise ImportFailedError(
-            name,
-            f"lists devices of {len(groups)} groups, which reduced side by side "
-            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
-        )
-
-
 def _check_all_listed(name: str, ranks: Iterable[int]) -> None:
     there = set(ranks)
     missing = [*islice((rank for rank in range(max(there)) if rank not in there), 10)]
@@ -415,16 +396,16 @@ def read_text_log(
     """
     if sum(map(has_rows, texts)) > _MOST_ROWS:
         raise ImportFailedError(name, f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
-    lines, notes = only_runs_of(name, operation, plain_lines(texts))
+    lines, notes = _only_runs_of(name, operation, _plain_lines(texts))
     _check_said(name, lines, operation)
-    found = table_rows(lines)
+    found = _table_rows(lines)
     left_out = _left_out(name, found, operation)
     rows = [row for each in found if each.is_whole and (row := _text_row(name, each, operation))]
     if not rows:
         whole_row = "whole result row" if left_out else "result row"
         raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
     rows, in_ms = _in_seconds(name, rows)
-    runs = device_lists(name, lines, found)
+    runs = _device_lists(name, lines, found)
     if runs:
         layout = only_layout(name, {layout_of(name, devices) for devices in runs})
     else:
@@ -450,7 +431,7 @@ def read_json(name: str, text: str, operation: Operation) -> Measured:
         )
     command = data.get("args")
     program = command[0] if isinstance(command, list) and command else ""
-    check_program(name, 0, program, operation)
+    _check_program(name, 0, program, operation)
     rows = [_json_row(name, i, row, operation) for i, row in enumerate(results, 1)]
     measured = [row for row in rows if row.size_bytes]
     if not measured:
@@ -470,7 +451,13 @@ def _measured(
     rows: Sequence[_Row],
     devices: Sequence[Device],
 ) -> Measured:
-    check_one_group(name, devices)
+    groups = {device.group for device in devices if device.group}
+    if len(groups) > 1:
+        raise ImportFailedError(
+            name,
+            f"lists devices of {len(groups)} groups, which reduced side by side "
+            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
+        )
     kinds = list(dict.fromkeys(row.kind for row in rows))
     if len(kinds) > 1:  # each has a speed of its own, and their mean is nobody's
         raise ImportFailedError(
@@ -511,8 +498,8 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
 def _check_said(name: str, lines: Iterable[Line], operation: Operation) -> None:
     """What lines other than rows say of a test must be the collective, timed by GPUs, and right."""
     for line in lines:
-        if program := program_of(line):
-            check_program(name, line.number, program, operation)
+        if program := _program_of(line):
+            _check_program(name, line.number, program, operation)
         if line.text.startswith("#") and "redop" in line.text and "cputime" in line.text:
             raise _processors_time(name, line.number, "its times are cputime")
         if match := _FAILED.match(line.text):  # older versions count wrong sums at the end alone
@@ -522,9 +509,9 @@ def _check_said(name: str, lines: Iterable[Line], operation: Operation) -> None:
 def _left_out(name: str, rows: Sequence[TextRow], operation: Operation) -> list[int]:
     """The lines of rows that NCCL's text broke, and of the last one if it was cut off."""
     for row in rows:
-        if is_figure("".join(row.cells[3:4])):
+        if _is_figure("".join(row.cells[3:4])):
             other = "this row is of another collective (it has no redop)"
-            raise is_another(name, row.line, other, operation)
+            raise _is_another(name, row.line, other, operation)
         if not row.is_whole and not row.interrupted and row is not rows[-1]:
             has = f"has {len(row.cells)} of {row.wanted} columns"
             if len(row.cells) >= row.wanted:
@@ -549,7 +536,7 @@ def _text_row(name: str, row: TextRow, operation: Operation) -> _Row | None:
     size = int(number(name, line, cells[0], "size"))
     if size == 0:
         return None
-    check_operation(name, line, "this row", cells[3], row.root or "", operation)
+    _check_operation(name, line, "this row", cells[3], row.root or "", operation)
     time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
     number(name, line, in_place[1], "in-place algbw")
     number(name, line, in_place[2], "in-place busbw")
@@ -604,10 +591,10 @@ def _json_row(name: str, index: int, row: Any, operation: Operation) -> _Row:
         raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
     if "time" not in in_place:
         raise _processors_time(name, 0, f"{here} has no time")
-    other = operation_called(str(row.get("experiment_name", "")))
+    other = _operation_called(str(row.get("experiment_name", "")))
     if other and other != operation:
-        raise is_another(name, 0, f"{here} is of {other}", operation)
-    check_operation(name, 0, here, row.get("redop"), row.get("root", ""), operation)
+        raise _is_another(name, 0, f"{here} is of {other}", operation)
+    _check_operation(name, 0, here, row.get("redop"), row.get("root", ""), operation)
     size = int(number(name, 0, row.get("size"), f"size of {here}"))
     if size == 0:
         return _Row(0, 0.0, Bandwidths("0", "0"))

@@ -83,7 +83,7 @@ def trainer_state(name: str, document: Mapping[str, Any]) -> TrainerState:
     )
 
 
-def trainer_lines(lines: Sequence[Printed]) -> Iterator[StepLines | TooLittle]:
+def _trainer_lines(lines: Sequence[Printed]) -> Iterator[StepLines | TooLittle]:
     """The mean step of the longest run in printed metrics, and the evaluation that it holds."""
     program, runs = "transformers' Trainer", list(_runs(lines))
     if not runs:
@@ -280,7 +280,7 @@ def step_lines(name: str, log: Iterable[str]) -> list[StepLines | TooLittle]:
     """
     lines = in_memory(name, printed(log, _MARKS))
     told = [each for form in _FORMATS if (each := _told(form, lines))]
-    return [*told, *trainer_lines(lines), *bars(lines)]
+    return [*told, *_trainer_lines(lines), *bars(lines)]
 
 
 def _told(form: _Format, every: Sequence[Printed]) -> StepLines | TooLittle | None:
