@@ -309,11 +309,14 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     everything = dict(model.named_parameters())
     frozen = {name: tensor for name, tensor in everything.items() if name not in named}
     places = [place for place, name in enumerate(everything) if name in frozen]
+    sizes = free.sizes.entry(is_free=True) if free.sizes else None
+    if not free.sizes and source.sizes:
+        sizes = source.sizes[0].entry(is_free=False) | {"because": reason}
     captured = {
         "source": f"{source.told} on shapes alone, torch {torch.__version__.partition('+')[0]}",
         "parameter_count": sum(tensor.numel() for tensor in named.values()),
         "batch": None if free.batch is None else {"only": free.batch, "because": reason},
-        "size": _size(source, free, reason),
+        "size": sizes,
         "ready_order": first.ready,
         "forward_modules": first.modules,
         "blocks": [block.name for block in first.blocks],
@@ -345,11 +348,3 @@ def _order(steps: Steps) -> list[Any]:
     return [
         (one.modules, one.ready, [block.name for block in one.blocks]) for one in steps.values()
     ]
-
-
-def _size(source: Source, free: _Range, reason: str) -> dict[str, Any] | None:
-    if free.sizes:
-        return free.sizes.entry(is_free=True)
-    if not source.sizes:
-        return None
-    return source.sizes[0].entry(is_free=False) | {"because": reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -114,7 +114,9 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return _convolution_backward(args, written)
     if (recurrent := _RECURRENT.get(name)) is not None:
         return recurrent(args)
-    read_bytes, written_bytes = _read_bytes(name, args, kwargs, out), _bytes(written)
+    read = [arg for place, arg in enumerate(args) if place != _UNREAD.get(name)]
+    read_bytes, written_bytes = _bytes(operands(read, kwargs)), _bytes(written)
+    read_bytes += out.numel() * out.element_size() if name == "embedding" else 0  # rows picked
     if (described := _MULTIPLYING.get(name)) is not None:
         dimensions = described(name, args, out)
         counted = flop_registry.get(func.overloadpacket)  # it knows no products of groups
@@ -264,18 +266,13 @@ _MULTIPLYING: dict[str, Callable[[str, Sequence[Any], Any], Operator]] = {
 }
 
 
-def _read_bytes(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """Bytes that one operator call reads; of an embedding the rows that are picked."""
-    args = [arg for place, arg in enumerate(args) if place != _UNREAD.get(name)]
-    picked = 0
-    if name == "embedding":
-        picked = out.numel() * out.element_size()
-    return _bytes(operands(args, kwargs)) + picked
-
-
 def _bytes(group: Iterable[Tensor]) -> int:
     """Bytes of distinct views in a group of tensors, at most the size of each storage."""
-    group = list(_dense(group))
+    group = [
+        dense  # of a sparse one its places and values
+        for each in group
+        for dense in ((each._indices(), each._values()) if each.is_sparse else (each,))  # noqa: SLF001
+    ]
     if len(group) == 1:
         return min(_touched(group[0]), group[0].untyped_storage().nbytes())
     views: dict[int, dict[tuple[Any, ...], int]] = {}
@@ -287,15 +284,6 @@ def _bytes(group: Iterable[Tensor]) -> int:
         views.setdefault(key, {})[view] = _touched(tensor)
         capacity[key] = storage.nbytes()
     return sum(min(sum(sizes.values()), capacity[key]) for key, sizes in views.items())
-
-
-def _dense(group: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Sparse tensors as their places and values."""
-    for tensor in group:
-        if tensor.is_sparse:
-            yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - as autograd made it
-        else:
-            yield tensor
 
 
 def _touched(tensor: Tensor) -> int:

@@ -94,14 +94,10 @@ def operands(*values: Any) -> list[Tensor]:
 
 
 class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """A mode in which an operator on anything without memory, or too large, has no memory either.
+    """A mode in which an operator on what has no memory, or is too large, has none either."""
 
-    `limit`: elements of a tensor that is made with its values.
-    """
-
-    def __init__(self, limit: int = _SMALL) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self._limit = limit
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # each with what keeps its id its own
         self._results: dict[Any, list[tuple[Any, ...]]] = {}
 
@@ -120,7 +116,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             return self.on_shapes(func, args, kwargs)
         if not given and "device" in kwargs:
             made = self.on_shapes(func, args, kwargs)
-            if not isinstance(made, Tensor) or made.numel() > self._limit:
+            if not isinstance(made, Tensor) or made.numel() > _SMALL:
                 return made
         return func(*args, **kwargs)
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
-from ddpsim.importers.kineto.file import is_of_traces
+from ddpsim.importers.kineto.events import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import (
     Bandwidths,
@@ -217,21 +217,6 @@ def _read_csv(name: str, lines: list[str], header: int) -> Measured:
     return Measured(only_layout(name, layouts), samples)
 
 
-def _check_speed(
-    name: str, operation: Operation, ranks: int, samples: Sequence[tuple[int, float]]
-) -> None:
-    """Times that no link can reach are of another unit, or of something else."""
-    for size, time_s in samples:
-        busbw = bus_factor(operation, ranks) * size / time_s
-        if size >= _LEAST_BYTES and busbw > _FASTEST_BUSBW:
-            raise ImportFailedError(
-                name,
-                f"says that {size} bytes took {time_s * 1e6:g} us on {ranks} ranks, which no link "
-                f"can reach (a bus bandwidth of {format_bytes_per_s(busbw)} a rank); is the time "
-                "in microseconds?",
-            )
-
-
 def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     times: dict[int, list[float]] = defaultdict(list)
     for size, time_s in samples:
@@ -241,7 +226,16 @@ def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], .
 
 def _log(name: str, kind: str, measured: Measured, operation: Operation) -> AllReduceLog:
     nodes, gpus_per_node = measured.layout
-    _check_speed(name, operation, nodes * gpus_per_node, measured.samples)
+    ranks = nodes * gpus_per_node
+    for size, time_s in measured.samples:  # of another unit, or of something else
+        busbw = bus_factor(operation, ranks) * size / time_s
+        if size >= _LEAST_BYTES and busbw > _FASTEST_BUSBW:
+            raise ImportFailedError(
+                name,
+                f"says that {size} bytes took {time_s * 1e6:g} us on {ranks} ranks, which no link "
+                f"can reach (a bus bandwidth of {format_bytes_per_s(busbw)} a rank); is the time "
+                "in microseconds?",
+            )
     log = AllReduceLog(
         name,
         kind,

@@ -249,25 +249,17 @@ def table(
     return rows
 
 
-def number(
-    name: str,
-    line: int,
-    value: Any,
-    what: str,
-    *,
-    above_zero: bool = False,
-    most: float = _LARGEST,
-) -> float:
+def number(name: str, line: int, value: Any, what: str, *, above_zero: bool = False) -> float:
     """A number that is not negative; raises ImportFailedError, which says `what` it should be."""
     try:
         parsed = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan
-    if 0 < parsed <= most or (parsed == 0 and not above_zero):
+    if 0 < parsed <= _LARGEST or (parsed == 0 and not above_zero):
         return parsed
     wanted = "a number above zero" if above_zero else "a number of at least zero"
-    if parsed > most:
-        wanted = f"at most {most:g}"
+    if parsed > _LARGEST:
+        wanted = f"at most {_LARGEST:g}"
     raise ImportFailedError(name, f"{what} is {shown(value)}; wanted {wanted}", line)
 
 

@@ -14,7 +14,7 @@ from ddpsim.files import json_of
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.configs.programs import LARGEST_CONFIG, Config, config_of, config_text
-from ddpsim.importers.kineto.file import is_of_traces
+from ddpsim.importers.kineto.events import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
 from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, debug_log

@@ -14,7 +14,7 @@ from outcome import Outcome
 
 from ddpsim.files import json_of, read_given
 from ddpsim.importers import text
-from ddpsim.importers.kineto.file import JsonStream
+from ddpsim.importers.kineto.events import JsonStream
 from ddpsim.scenario.starters import preset_text
 
 Cli = Callable[..., Outcome]
@@ -135,7 +135,7 @@ def test_tables_have_so_many_rows(
 def test_a_packed_trace_of_nothing_is_read_and_forgotten(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, unit: bytes
 ) -> None:
-    monkeypatch.setattr("ddpsim.importers.kineto.file._MOST_ITEMS", 1000)
+    monkeypatch.setattr("ddpsim.importers.kineto.events._MOST_ITEMS", 1000)
     head = b'{"schemaVersion": 1, "traceEvents": ['
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(head + 2000 * unit + b"{}]}"))
     done = cli("import", str(tmp_path / "a.json.gz"))

@@ -15,7 +15,7 @@ from logs.kineto_writer import MAIN, Writer
 
 import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError
-from ddpsim.importers.kineto import file
+from ddpsim.importers.kineto import events as file
 from ddpsim.planning.trace import trace as simulated_trace
 from ddpsim.prediction.resolve import resolve
 

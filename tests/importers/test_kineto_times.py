@@ -15,7 +15,7 @@ from logs.kineto_scenarios import STEP, device_us, read, scenario, written
 from logs.kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, Step, Writer
 
 import ddpsim
-from ddpsim.importers.kineto import file
+from ddpsim.importers.kineto import events as file
 from ddpsim.importers.kineto.events import Intervals, TraceEvents
 from ddpsim.importers.kineto.step import read_step
 from ddpsim.planning.trace import trace as simulated_trace

@@ -68,12 +68,12 @@ def test_a_block_keeps_what_the_partitioner_keeps(
 
 def test_a_convolutional_model_keeps_what_the_partitioner_keeps() -> None:
     pytest.importorskip("torch", reason="its partitioner is the oracle")
-    from calibrate.measure.zoo.models import resnet
+    from calibrate.measure.zoo.models import ResNet
 
     rows = rows_of("resnet18", 8, 224**2)
     for budget in (1.0, 0.4, 0.2):
         told = budgeted(rows, [(0, len(rows))], budget).kept_bytes
-        real = kept_bytes(lambda: resnet((2, 2, 2, 2), basic=True), [(8, 3, 224, 224)], budget)
+        real = kept_bytes(lambda: ResNet((2, 2, 2, 2), basic=True), [(8, 3, 224, 224)], budget)
         assert told == pytest.approx(real, rel=TOLERANCE), budget
 
 

@@ -131,7 +131,9 @@ def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -
     collectives = [*_all_reduces(layout, gpu=gpu), *_collectives(layout)]
     plan += (task for task in collectives if task.first.size_bytes <= _USUAL_BYTES)
     plan += _hooks_and_copies(everyone, gpu=gpu)
-    plan += _optimizers(everyone)
+    for variant, size in product(OPTIMIZERS, (4 * MIB, 64 * MIB)):
+        slot = Slot("optimizer", variant, size, parameters=16)
+        plan.append(Task((slot,), everyone, memory_bytes=5 * size))
     for team in teams(layout)[:1]:
         plan += _interference(team, gpu=gpu)
     plan += (task for task in collectives if task.first.size_bytes > _USUAL_BYTES)
@@ -204,13 +206,6 @@ def _hooks_and_copies(everyone: Team, *, gpu: bool) -> Iterator[Task]:
         for variant in ("compress", "decompress"):
             for how in (variant, f"{variant} {TOGETHER}"):
                 yield Task((Slot("device_cast", how, size),), everyone, memory_bytes=2 * size)
-
-
-def _optimizers(everyone: Team) -> Iterator[Task]:
-    for variant in OPTIMIZERS:
-        for size in (4 * MIB, 64 * MIB):
-            slot = Slot("optimizer", variant, size, parameters=16)
-            yield Task((slot,), everyone, memory_bytes=5 * size)
 
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:

@@ -56,10 +56,6 @@ class RoundTime(NamedTuple):
         return self.whole_s + (max(1.0, times) - 1) * min(self.timed_s, self.whole_s)
 
 
-def _no_laps(task: Task) -> list[Lap]:
-    return [Lap(math.nan, math.nan)] * len(task.slots)
-
-
 def _slowest(by_rank: Sequence[Sequence[Sequence[float]]], slot: int) -> tuple[float, ...]:
     """Of each round, the time of the slowest rank."""
     return tuple(max(one[slot] for one in rounds) for rounds in zip(*by_rank, strict=True))
@@ -226,9 +222,9 @@ class _Session:
     ) -> tuple[str, RoundTime, list[Measurement]]:
         """A reason why not, or what a round takes and one measurement for each slot."""
         run, problem = self._everyone_does(lambda: self._built(task))
-        if problem:
+        if problem or run is None:
             return problem, RoundTime(), []
-        first, problem = self._everyone_does(lambda: self._first(task, run))
+        first, problem = self._everyone_does(lambda: self._read(run()))
         if problem or first is None:
             return problem, RoundTime(), []
         least, most = task.repetitions
@@ -254,16 +250,16 @@ class _Session:
         return "", taken, measured
 
     def _calm_rounds(
-        self, task: Task, run: Round | None, count: int, *, paced: bool
+        self, task: Task, run: Round, count: int, *, paced: bool
     ) -> tuple[list[list[float]], float]:
         """Rounds, and the share of them that a hypervisor stole; the calmest of a few tries."""
         tries: list[tuple[float, list[list[float]]]] = []
         while len(tries) < _TRIES and all(stolen > _CALM for stolen, _ in tries):
             began, stolen_before_s = time.monotonic(), stolen_s()
-            laps = self._rounds(task, run, count, paced=paced)
+            laps = self._rounds(run, count, paced=paced)
             rounds = [self._read(one) for one in laps]
             took_s = max(_TELLING_S, time.monotonic() - began)
-            here = 0.0 if run is None else (stolen_s() - stolen_before_s) / took_s
+            here = (stolen_s() - stolen_before_s) / took_s if self._takes_part(task) else 0.0
             tries.append((max(row[0] for row in self._job.numbers([here])), rounds))
         stolen, rounds = min(tries, key=lambda one: one[0])
         return rounds, stolen
@@ -284,42 +280,36 @@ class _Session:
         problems = [said for said in self._job.everyone(problem) if said]
         return (None, problems[0]) if problems else (made, "")
 
-    def _built(self, task: Task) -> Round | None:
-        """Nothing on a rank that has no part."""
-        takes_part = self._job.rank in task.team.ranks
-        return build_round(task, self._job, self._loader) if takes_part else None
+    def _takes_part(self, task: Task) -> bool:
+        return self._job.rank in task.team.ranks
 
-    def _first(self, task: Task, run: Round | None) -> list[float]:
-        """Times of the first round, which is none like the others."""
-        return self._read(_no_laps(task) if run is None else run())
+    def _built(self, task: Task) -> Round:
+        """A round; of a rank that has no part its laps are no numbers."""
+        if self._takes_part(task):
+            return build_round(task, self._job, self._loader)
+        return lambda: [Lap(math.nan, math.nan)] * len(task.slots)
 
     def _read(self, laps: Sequence[Lap]) -> list[float]:
         return [self._job.clock.read(lap) for lap in laps]
 
-    def _warm(self, task: Task, run: Round | None) -> tuple[list[float], RoundTime]:
+    def _warm(self, task: Task, run: Round) -> tuple[list[float], RoundTime]:
         """A round's times by slot, and how long it takes: a lap may do its work many times."""
         began = time.monotonic()
-        (laps,) = self._rounds(task, run, 1)
+        (laps,) = self._rounds(run, 1)
         times = self._read(laps)
         whole_s = time.monotonic() - began
-        timed_s = (
-            0.0 if run is None else sum(lap.times * s for lap, s in zip(laps, times, strict=True))
-        )
-        rows = self._job.numbers([whole_s, timed_s])
+        timed_s = sum(lap.times * s for lap, s in zip(laps, times, strict=True))
+        rows = self._job.numbers([whole_s, timed_s if self._takes_part(task) else 0.0])
         return times, RoundTime(*(max(row[i] for row in rows) for i in range(2)))
 
-    def _rounds(
-        self, task: Task, run: Round | None, count: int, *, paced: bool = False
-    ) -> list[Sequence[Lap]]:
-        """Laps of rounds by slot, after a barrier; not-a-number on a rank that has no part.
+    def _rounds(self, run: Round, count: int, *, paced: bool = False) -> list[Sequence[Lap]]:
+        """Laps of rounds by slot, after a barrier.
 
         `paced`: each is waited for, so that NCCL's time limit is for one and not for all of them.
         """
         laps: list[Sequence[Lap]] = []
         with no_collection():
             self._job.barrier()
-            if run is None:
-                return [_no_laps(task)] * count
             for _ in range(count):
                 laps.append(run())
                 if paced:

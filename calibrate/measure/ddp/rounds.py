@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -100,7 +100,11 @@ class Interleaved:
         for _ in range(WARMUPS):
             self._round(0, warm=True)
         self._reduced = {size: [] for size in self._sizes()}
-        buffers = _touched(self._reduced, job.device)
+        # reduced once: memory that was never written is none yet
+        sizes = self._reduced
+        buffers = {n: torch.empty(n // 4, device=job.device).fill_(0.0) for n in sizes}
+        for data in buffers.values():
+            dist.all_reduce(data)
         done, began, saved_s = 0, time.monotonic(), -math.inf  # the fewest are kept at once
         while done < most:
             self._round(done, warm=False)
@@ -247,14 +251,6 @@ class Interleaved:
         return Steps(**dict(zip(PARTS, columns, strict=True)))
 
 
-def _touched(sizes: Iterable[int], device: torch.device) -> dict[int, torch.Tensor]:
-    """A buffer for each size in bytes, reduced once: memory that was never written is none yet."""
-    buffers = {size: torch.empty(size // 4, device=device).fill_(0.0) for size in sizes}
-    for data in buffers.values():
-        dist.all_reduce(data)
-    return buffers
-
-
 def measure_rounds(options: RoundOptions) -> Rounds:
     """Measure in the job of torchrun's variables; every rank calls this, rank 0 writes the file.
 
@@ -365,6 +361,10 @@ def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Par
     def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
         return job.numbers([times.get(name, math.nan) for name, _ in named])
 
+    def known(seconds: float) -> float | None:
+        # to the nanosecond: the order of gradients that are ready together must not be lost
+        return None if math.isnan(seconds) else round(seconds, 9)
+
     ready, hooks_s = of_ranks(session.ready), session.ddp_hooks()
     hooks = of_ranks(hooks_s) if hooks_s else ()
     return tuple(
@@ -372,18 +372,13 @@ def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Par
             name=name,
             numel=parameter.numel(),
             dtype=dtype_name(name, parameter),
-            ready_s=tuple(_known(rank[i]) for rank in ready),
-            ddp_hook_s=tuple(_known(rank[i]) for rank in hooks),
+            ready_s=tuple(known(rank[i]) for rank in ready),
+            ddp_hook_s=tuple(known(rank[i]) for rank in hooks),
             sparse=name in session.sparse,
             rows=parameter.shape[0] if parameter.dim() else None,
         )
         for i, (name, parameter) in enumerate(named)
     )
-
-
-def _known(seconds: float) -> float | None:
-    """To the nanosecond: the order of gradients that are ready together must not be lost."""
-    return None if math.isnan(seconds) else round(seconds, 9)
 
 
 if __name__ == "__main__":

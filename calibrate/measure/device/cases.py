@@ -72,11 +72,6 @@ class Bench:
     samples: int = 5
     steps: int = 3
 
-    @classmethod
-    def of(cls, device: torch.device, *, samples: int = 5, steps: int = 3) -> Bench:
-        """With its clocks."""
-        return cls(device, OwnTime(device), Clock(device), samples, steps)
-
     @property
     def on_gpu(self) -> bool:
         """Whether it is a GPU, by CUDA's name for all of them."""
@@ -191,26 +186,20 @@ def memory(case: Case, bench: Bench) -> DeviceMeasurement:
     (elements,) = case.shape
     dtype = DTYPES[case.precision]
     x = _random((elements // 1024, 1024), dtype, bench)
-    work, passes = _memory_work(case.variant, x)
+    weight = x[0].clone()
+    works: dict[str, Callable[[], object]] = {
+        "copy": x.clone,
+        "add": lambda: x + x,  # both operands are the same memory
+        "gelu": lambda: F.gelu(x),
+        "relu": lambda: F.relu(x),
+        "layer norm": lambda: F.layer_norm(x, (1024,), weight, weight),
+        "softmax": lambda: F.softmax(x, -1),
+    }
     return DeviceMeasurement(
         case=case,
-        samples_s={"kernel": bench.kernel_s(work)},
-        moved_bytes=float(passes * elements * dtype.itemsize),
+        samples_s={"kernel": bench.kernel_s(works[case.variant])},
+        moved_bytes=float(2 * elements * dtype.itemsize),  # each is read and written
     )
-
-
-def _memory_work(variant: str, x: Tensor) -> tuple[Callable[[], object], int]:
-    """The kernel, and how often it reads or writes each element."""
-    weight = x[0].clone()
-    works: dict[str, tuple[Callable[[], object], int]] = {
-        "copy": (x.clone, 2),
-        "add": (lambda: x + x, 2),  # both operands are the same memory
-        "gelu": (lambda: F.gelu(x), 2),
-        "relu": (lambda: F.relu(x), 2),
-        "layer norm": (lambda: F.layer_norm(x, (1024,), weight, weight), 2),
-        "softmax": (lambda: F.softmax(x, -1), 2),
-    }
-    return works[variant]
 
 
 def launch(case: Case, bench: Bench) -> DeviceMeasurement:

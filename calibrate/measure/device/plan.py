@@ -82,7 +82,10 @@ def device_plan(rates: tuple[Rate, ...], *, gpu: bool) -> Iterator[Case]:
         yield from _steps([p for p in others if p not in _first_precisions(rates)], gpu=gpu)
     else:
         yield from _steps(["fp32"], gpu=gpu, first=False)
-    yield from _compiled(rates, gpu=gpu)
+    image, token = ((64, 224), (8, 512)) if gpu else ((1, 96), (1, 32))
+    precision = _first_precisions(rates)[0]
+    for name, (batch, size) in {"gpt2": token, "resnet50": image}.items():
+        yield Case(kind="compile", model=name, precision=precision, batch=batch, size=size)
 
 
 def _first_precisions(rates: tuple[Rate, ...]) -> list[Precision]:
@@ -150,10 +153,3 @@ def _around(*, gpu: bool) -> Iterator[Case]:
     if gpu:  # torch has SyncBatchNorm on GPUs alone
         for shape in _BATCH_NORMS:
             yield Case(kind="sync_batch_norm", shape=shape)
-
-
-def _compiled(rates: tuple[Rate, ...], *, gpu: bool) -> Iterator[Case]:
-    image, token = ((64, 224), (8, 512)) if gpu else ((1, 96), (1, 32))
-    precision = _first_precisions(rates)[0]
-    for name, (batch, size) in {"gpt2": token, "resnet50": image}.items():
-        yield Case(kind="compile", model=name, precision=precision, batch=batch, size=size)

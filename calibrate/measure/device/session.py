@@ -14,8 +14,9 @@ from typing import cast
 import torch
 
 from calibrate.files import check_writable
+from calibrate.measure.clock import Clock
 from calibrate.measure.cluster.record_file import is_free, write_record
-from calibrate.measure.device.cases import RUNNERS, Bench, supported_rates, trace
+from calibrate.measure.device.cases import RUNNERS, Bench, OwnTime, supported_rates, trace
 from calibrate.measure.device.plan import device_plan
 from calibrate.measure.errors import MeasureError, StoppedError, first_line
 from calibrate.measure.host.environment import check_same_environment, device_environment
@@ -81,7 +82,8 @@ def measure_device(options: DeviceOptions) -> DeviceRecord:
     with compute_threads(1), as_exceptions():
         record = _first_record(options, device)
         try:
-            return _Session(options, Bench.of(device), record).run()
+            bench = Bench(device, OwnTime(device), Clock(device))
+            return _Session(options, bench, record).run()
         except KeyboardInterrupt:
             raise StoppedError(f"stopped. {options.kept}") from None
 

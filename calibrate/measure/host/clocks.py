@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from calibrate.measure.host.doctor import Finding
 from calibrate.measure.ranks.job import Job, taking_part
@@ -24,9 +24,7 @@ def clocks_of_nodes() -> list[Finding]:
         return check_clocks({rank: offsets[rank] for rank in firsts if rank})
 
 
-def clock_offsets(
-    job: Job, clock: Callable[[], float] = time.time
-) -> dict[int, tuple[float, float]]:
+def clock_offsets(job: Job) -> dict[int, tuple[float, float]]:
     """Each rank's (seconds ahead of rank 0, bound of the error); every rank calls this.
 
     A clock is read after a gather that began at `sent`, and told in another that ends before
@@ -34,10 +32,10 @@ def clock_offsets(
     """
     exchanges = []
     for _ in range(_EXCHANGES):
-        sent = clock()
+        sent = time.time()
         job.numbers([0.0])
-        told = job.numbers([clock()])
-        exchanges.append((sent, [row[0] for row in told], clock()))
+        told = job.numbers([time.time()])
+        exchanges.append((sent, [row[0] for row in told], time.time()))
     mine = {
         rank: clock_offset([(sent, told[rank], back) for sent, told, back in exchanges])
         for rank in range(1, job.world_size)

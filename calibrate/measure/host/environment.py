@@ -64,15 +64,10 @@ def check_same(facts: Sequence[Facts]) -> None:
 
     Or the first two that share a GPU, which NCCL refuses.
     """
-    names = {
-        "torch": "torch",
-        "backend": "backend",
-        "library": "NCCL",
-        "device": "device",
-        "local_world_size": "ranks on its node",
-    }
+    names = {"library": "NCCL", "local_world_size": "ranks on its node"}
     for rank, theirs in enumerate(facts):
-        for field, name in names.items():
+        for field in ("torch", "backend", "library", "device", "local_world_size"):
+            name = names.get(field, field)
             here, there = getattr(facts[0], field), getattr(theirs, field)
             if here != there:
                 raise RefusedError(

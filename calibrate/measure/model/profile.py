@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -163,20 +164,19 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     def scaled(document: Document) -> Document:
         return scale_profile(document, *options.scale) if options.scale else document
 
-    def keep(document: Document) -> None:
-        _first_does(job, lambda: write_profile(scaled(document), options.output))
+    def first_does(work: Callable[[], None]) -> None:
+        job.first_does(work) if job else work()
 
-    _first_does(job, lambda: check_writable(options.output))
+    def keep(document: Document) -> None:
+        first_does(lambda: write_profile(scaled(document), options.output))
+
+    first_does(lambda: check_writable(options.output))
     if options.scale:
         device = job.device if job else device_of(options.device)
         _check_scaled_from(_device_name(device), options.scale[0])
     document = profile(options, job, keep)
     keep(document)
     return scaled(document)
-
-
-def _first_does(job: Job | None, work: Callable[[], None]) -> None:
-    job.first_does(work) if job else work()
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -341,7 +341,12 @@ def _measured_part(
         "batch_per_rank": batch,
         "forward_s": forward_s,
         "backward_s": backward_s,
-        **_later(samples, forward_s, backward_s),
+        **{
+            key: seconds * median(ratios)
+            for key, seconds, ratios in zip(
+                LATER, (forward_s, backward_s), zip(*samples.later, strict=True), strict=False
+            )
+        },
         "optimizer_s": optimizer_s,
         "iterations_s": [[iteration_s] for iteration_s in iterations_s],
         **_with_ddp(samples, median(iterations_s)),
@@ -358,13 +363,6 @@ def _measured_part(
         ],
         "ddp_hook_s": [samples.ddp_hook_s.get(name) for name in named],
     }
-
-
-def _later(samples: Samples, forward_s: float, backward_s: float) -> Document:
-    if not samples.later:
-        return {}
-    forward, backward = (median(ratios) for ratios in zip(*samples.later, strict=True))
-    return dict(zip(LATER, (forward_s * forward, backward_s * backward), strict=True))
 
 
 def _with_ddp(samples: Samples, iteration_s: float) -> Document:
@@ -396,10 +394,7 @@ def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str,
 
 def _quartiles(values: Sequence[float]) -> list[float]:
     """First and third quartile of samples; nothing of none."""
-    if not values:
-        return []
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return [float(torch.quantile(tensor, q)) for q in (0.25, 0.75)]
+    return np.quantile(values, (0.25, 0.75)).tolist() if values else []
 
 
 def peak_memory(training: Training, device: torch.device) -> Document:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -243,18 +244,15 @@ class Looks:
         self._began_s = 0.0
         self._taken_s: dict[str, float] = {}
         self._nodes = [
-            around_hook(parameter, self._begin, self._ender(name))
+            around_hook(parameter, self._begin, partial(self._end, name))
             for name, parameter in reduced_parameters(model).items()
         ]
 
     def _begin(self, _: Tensor) -> None:
         self._began_s = time.perf_counter()
 
-    def _ender(self, name: str) -> Callable[[Tensor], None]:
-        def end(_: Tensor) -> None:
-            self._taken_s[name] = time.perf_counter() - self._began_s
-
-        return end
+    def _end(self, name: str, _: Tensor) -> None:
+        self._taken_s[name] = time.perf_counter() - self._began_s
 
     def taken_s(self) -> dict[str, float]:
         """Of the backwards since the last call; of several the last."""

@@ -175,21 +175,6 @@ class Training:
         Made anew and not copied: a loss may use its model, and not every model can be copied.
         """
         model, _, loss = self.make()
-        self._give_weights(model)
-        return replace(self, model=model, loss=loss).optimizing()
-
-    def optimizing(self, make: Callable[..., torch.optim.Optimizer] | None = None) -> Training:
-        """The same with a new optimizer, of the parameters that the model has now.
-
-        `make` takes its class, parameters and options; omitted: it is of that class.
-        """
-        kind, options = type(self.optimizer), self.optimizer.defaults
-        taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
-        own = {key: value for key, value in options.items() if key in taken}
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return replace(self, optimizer=make(kind, trained, **own) if make else kind(trained, **own))
-
-    def _give_weights(self, model: nn.Module) -> None:
         mine = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
         for name, parameter in model.named_parameters():
             if id(parameter) in mine:
@@ -204,6 +189,18 @@ class Training:
                 "the function must return the same model each time that it is called "
                 f"({said_of(error)})"
             ) from error
+        return replace(self, model=model, loss=loss).optimizing()
+
+    def optimizing(self, make: Callable[..., torch.optim.Optimizer] | None = None) -> Training:
+        """The same with a new optimizer, of the parameters that the model has now.
+
+        `make` takes its class, parameters and options; omitted: it is of that class.
+        """
+        kind, options = type(self.optimizer), self.optimizer.defaults
+        taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
+        own = {key: value for key, value in options.items() if key in taken}
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return replace(self, optimizer=make(kind, trained, **own) if make else kind(trained, **own))
 
     def forward(self) -> Tensor:
         """Run the model and the loss."""

@@ -227,7 +227,20 @@ def join(
     place = read_place(os.environ if variables is None else variables)
     owned = not dist.is_initialized()
     if owned:
-        _initialise(place, timeout_s)
+        gpu = _gpu_of(place)
+        backend = "gloo" if gpu is None or not dist.is_nccl_available() else "nccl"
+        if backend == "nccl":
+            torch.cuda.set_device(gpu)
+        try:
+            dist.init_process_group(
+                backend,
+                timeout=timedelta(seconds=timeout_s),
+                rank=place.rank,
+                world_size=place.world_size,
+            )
+        except (RuntimeError, ValueError) as error:  # DistStoreError and such: RuntimeErrors
+            told = _not_joined(place, timeout_s, backend, first_line(error))
+            raise MeasureError(told) from None
     try:
         return Job(place, timeout_s, owned=owned, comm_first=comm_first)
     except RuntimeError as error:
@@ -309,22 +322,6 @@ def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
         )
     told = told_of_code(error) if isinstance(error, Exception) else None
     return MeasureError(f"rank {rank}: {str(told).rstrip('.')}. {kept}") if told else None
-
-
-def _initialise(place: Place, timeout_s: float) -> None:
-    gpu = _gpu_of(place)
-    backend = "gloo" if gpu is None or not dist.is_nccl_available() else "nccl"
-    if backend == "nccl":
-        torch.cuda.set_device(gpu)
-    try:
-        dist.init_process_group(
-            backend,
-            timeout=timedelta(seconds=timeout_s),
-            rank=place.rank,
-            world_size=place.world_size,
-        )
-    except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
-        raise MeasureError(_not_joined(place, timeout_s, backend, first_line(error))) from None
 
 
 def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str:

@@ -156,20 +156,16 @@ def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:
         return _last_line(logs[codes.index(FAILED)]), True
     killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
     if killed:
-        return _killed(killed[0], -codes[killed[0]], logs[killed[0]]), False
+        rank, by = killed[0], -codes[killed[0]]
+        lines = logs[rank].read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
+        if by == signal.SIGABRT and told:  # by NCCL's watchdog (ProcessGroupNCCL.cpp)
+            return f"NCCL ended rank {rank}: {told[0].strip()}", False
+        return f"rank {rank} was killed by {name_of(by)}: was memory short?", False
     for rank, code in enumerate(codes):
         if code not in (0, LOST, -signal.SIGTERM):
             return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}.", False
     return (_last_line(logs[codes.index(LOST)]), True) if LOST in codes else ("", False)
-
-
-def _killed(rank: int, by: int, log: Path) -> str:
-    """NCCL's watchdog ends a process by SIGABRT, and says why before (ProcessGroupNCCL.cpp)."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
-    if by == signal.SIGABRT and told:
-        return f"NCCL ended rank {rank}: {told[0].strip()}"
-    return f"rank {rank} was killed by {name_of(by)}: was memory short?"
 
 
 def _last_line(log: Path) -> str:

@@ -77,17 +77,17 @@ class _Block(nn.Module):
         return added
 
 
-def _basic(width: int, stride: int) -> tuple[_Layer, ...]:
-    return _Layer(width, 3, stride), _Layer(width, 3)
-
-
 def _bottleneck(width: int, stride: int, groups: int, width_per_group: int) -> tuple[_Layer, ...]:
     inner = width * width_per_group // 64 * groups
     return _Layer(inner, 1), _Layer(inner, 3, stride, groups), _Layer(4 * width, 1)
 
 
-class _ResNet(nn.Module):
-    def __init__(self, depths: Sequence[int], *, basic: bool, groups: int, per_group: int) -> None:
+class ResNet(nn.Module):
+    """Four stages with so many blocks, basic ones or bottlenecks of grouped convolutions."""
+
+    def __init__(
+        self, depths: Sequence[int], *, basic: bool = False, groups: int = 1, per_group: int = 64
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -99,7 +99,7 @@ class _ResNet(nn.Module):
             for i in range(depth):
                 stride = 2 if stage > 0 and i == 0 else 1
                 shape = _bottleneck(width, stride, groups, per_group)
-                layers = _basic(width, stride) if basic else shape
+                layers = (_Layer(width, 3, stride), _Layer(width, 3)) if basic else shape
                 blocks.append(_Block(channels, layers, stride))
                 channels = layers[-1].outputs
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
@@ -115,14 +115,9 @@ class _ResNet(nn.Module):
         return logits
 
 
-def resnet(
-    depths: Sequence[int], *, basic: bool = False, groups: int = 1, per_group: int = 64
-) -> nn.Module:
-    """Of four stages with so many blocks, basic ones or bottlenecks of grouped convolutions."""
-    return _ResNet(depths, basic=basic, groups=groups, per_group=per_group)
-
-
 class _Vgg(nn.Module):
+    """VGG with 16 layers, without batch norms."""
+
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(*_vgg_features())
@@ -147,11 +142,6 @@ def _vgg_features() -> Iterator[nn.Module]:
             yield nn.ReLU(inplace=True)
             channels = width
         yield nn.MaxPool2d(2, 2)
-
-
-def vgg16() -> nn.Module:
-    """VGG with 16 layers, without batch norms."""
-    return _Vgg()
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -456,14 +446,14 @@ class _LlamaLayer(nn.Module):
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
-    "resnet18": partial(resnet, (2, 2, 2, 2), basic=True),
-    "resnet34": partial(resnet, (3, 4, 6, 3), basic=True),
-    "resnet50": partial(resnet, (3, 4, 6, 3)),
-    "resnet101": partial(resnet, (3, 4, 23, 3)),
-    "resnet152": partial(resnet, (3, 8, 36, 3)),
-    "resnext50_32x4d": partial(resnet, (3, 4, 6, 3), groups=32, per_group=4),
-    "resnext101_32x8d": partial(resnet, (3, 4, 23, 3), groups=32, per_group=8),
-    "vgg16": vgg16,
+    "resnet18": partial(ResNet, (2, 2, 2, 2), basic=True),
+    "resnet34": partial(ResNet, (3, 4, 6, 3), basic=True),
+    "resnet50": partial(ResNet, (3, 4, 6, 3)),
+    "resnet101": partial(ResNet, (3, 4, 23, 3)),
+    "resnet152": partial(ResNet, (3, 8, 36, 3)),
+    "resnext50_32x4d": partial(ResNet, (3, 4, 6, 3), groups=32, per_group=4),
+    "resnext101_32x8d": partial(ResNet, (3, 4, 23, 3), groups=32, per_group=8),
+    "vgg16": _Vgg,
     "vit_b_16": partial(Vit, 768, 12, 12),
     "vit_l_16": partial(Vit, 1024, 24, 16),
     "bert-base": partial(Bert, 768, 12, 12),

@@ -29,14 +29,17 @@ from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import (
+    TIMED,
+    Event,
     Lost,
     TraceEvents,
+    TraceFile,
     Window,
     is_communication,
+    read_trace_file,
     spans_of,
     within,
 )
-from ddpsim.importers.kineto.file import TIMED, Event, TraceFile, read_trace_file
 from ddpsim.importers.kineto.measured import (
     KinetoStep,
     MeasuredCollective,
@@ -421,8 +424,25 @@ def read_rank_traces(source: SourceFile) -> RankTraces:
         raise ImportFailedError(
             source.given, "its traces are of jobs of different sizes; keep one job"
         )
-    steps = _common_steps(source, traces)
-    _check_alike(source, steps)
+    named = {rank: {s.name: s for s in trace.steps} for rank, trace in traces.items()}
+    first = next(iter(named.values()))
+    common = [name for name in first if all(name in steps for steps in named.values())]
+    if not common:
+        raise ImportFailedError(
+            source.given, "its traces have no step in common; record the same steps on every rank"
+        )
+    steps = {rank: tuple(of_rank[name] for name in common) for rank, of_rank in named.items()}
+    counts = {
+        sum(each.of_gradients for each in step.collectives)
+        for of_rank in steps.values()
+        for step in of_rank
+    }
+    if len(steps) > 1 and len(counts) > 1:
+        raise ImportFailedError(
+            source.given,
+            f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
+            "steps of one job, alike on every rank",
+        )
     found = tuple(map(tuple, transfers(steps)))
     return RankTraces(source.given, sizes.pop(), traces, steps, found)
 
@@ -448,34 +468,6 @@ def _files_of(source: SourceFile) -> list[SourceFile]:
             source.given, f"holds no trace: no file ends in {' or '.join(_SUFFIXES)}"
         )
     return [SourceFile(str(Path(source.given) / name), source.path / name) for name in names]
-
-
-def _common_steps(
-    source: SourceFile, traces: Mapping[int, KinetoTrace]
-) -> dict[int, tuple[KinetoStep, ...]]:
-    """The steps that every rank recorded, by their names."""
-    named = {rank: {s.name: s for s in trace.steps} for rank, trace in traces.items()}
-    first = next(iter(named.values()))
-    common = [name for name in first if all(name in steps for steps in named.values())]
-    if not common:
-        raise ImportFailedError(
-            source.given, "its traces have no step in common; record the same steps on every rank"
-        )
-    return {rank: tuple(steps[name] for name in common) for rank, steps in named.items()}
-
-
-def _check_alike(source: SourceFile, steps: Mapping[int, tuple[KinetoStep, ...]]) -> None:
-    counts = {
-        sum(each.of_gradients for each in step.collectives)
-        for of_rank in steps.values()
-        for step in of_rank
-    }
-    if len(steps) > 1 and len(counts) > 1:
-        raise ImportFailedError(
-            source.given,
-            f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
-            "steps of one job, alike on every rank",
-        )
 
 
 class Transfer(NamedTuple):

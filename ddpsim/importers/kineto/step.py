@@ -16,6 +16,7 @@ from ddpsim.importers.kineto.events import (
     OF_DDP,
     OPTIMIZER_STEP,
     DeviceWork,
+    Event,
     Intervals,
     TraceEvents,
     Window,
@@ -24,7 +25,6 @@ from ddpsim.importers.kineto.events import (
     spans_of,
     within,
 )
-from ddpsim.importers.kineto.file import Event
 from ddpsim.importers.kineto.measured import (
     Gradient,
     KinetoStep,
@@ -113,16 +113,6 @@ class _Step:
         else:
             self.optimizer.append(work)
 
-    def _check_one_backward(self) -> None:
-        """A second forward between the gradients: micro-batches, or two models in turns."""
-        forwards = [op for op in within(self.trace.ops, self.window) if op.name == DDP_FORWARD]
-        if len(forwards) > 1 or self._is_mixed():
-            raise ImportFailedError(
-                self.trace.name,
-                f"{self.window.name} runs several forwards and backwards; record steps of one "
-                "micro-batch (ddp.accumulation_steps then repeats it)",
-            )
-
     def _is_mixed(self) -> bool:
         """Whether much of what is done between autograd's nodes is none of theirs."""
         if not self.trace.kernels:
@@ -151,10 +141,19 @@ class _Step:
 
     def told(self) -> KinetoStep:
         """The step's times; raises ImportFailedError if it is several."""
-        self._check_one_backward()
         window = self.window
+        forwards = [op for op in within(self.trace.ops, window) if op.name == DDP_FORWARD]
+        if len(forwards) > 1 or self._is_mixed():  # micro-batches, or two models in turns
+            raise ImportFailedError(
+                self.trace.name,
+                f"{window.name} runs several forwards and backwards; record steps of one "
+                "micro-batch (ddp.accumulation_steps then repeats it)",
+            )
         backward, forward = tuple(self._backward()), tuple(self._forward())
         optimizer = self._optimizer()
+        launches_us = [work.launch.start_us for work in self.collectives]
+        sent_us = [at_us for at_us in launches_us if self._is_of_gradients(at_us)]
+        sent_us += [op.start_us for op in self._gloo if self._is_gloo_of_gradients(op)]
         return KinetoStep(
             name=window.name,
             length_s=(window.end_us - window.start_us) * _S,
@@ -181,7 +180,7 @@ class _Step:
             * _S,
             own_of_ddp=OwnOfDdp() if self.trace.kernels else self._own_of_ddp(),
             reads=len(within(self.trace.reads, window)),
-            sends_early=self._sends_early(),
+            sends_early=min(sent_us, default=window.end_us) < self.ready_us[-1],
             parts=self._parts(sum(piece.device_s for piece in forward), optimizer.device_s),
         )
 
@@ -347,13 +346,6 @@ class _Step:
             return collective.start_us
         return call.start_us
 
-    def _sends_early(self) -> bool:
-        """Whether a bucket is sent before the last gradient is there."""
-        launches_us = [work.launch.start_us for work in self.collectives]
-        asked_us = [at_us for at_us in launches_us if self._is_of_gradients(at_us)]
-        asked_us += [op.start_us for op in self._gloo if self._is_gloo_of_gradients(op)]
-        return min(asked_us, default=self.window.end_us) < self.ready_us[-1]
-
     @property
     def _gloo(self) -> list[Event]:
         return [op for op in within(self.trace.ops, self.window) if op.name.startswith(_GLOO)]
@@ -422,21 +414,18 @@ class _Step:
         return hooks is not None and at_us in hooks
 
     def _beside_communication_us(self) -> float:
+        """What is done for forward and backward while a collective is at work."""
         if not self.trace.kernels:
-            return self._beside_gloo_us()
+            begins_us, thread = self.begins_us, self.ready[-1].thread
+            gloo = spans_of(self._gloo)
+            return sum(
+                self._forward_host_us(start_us, min(end_us, begins_us))
+                + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))
+                for start_us, end_us in zip(gloo.starts, gloo.ends, strict=True)
+            )
         works = (*self.forward, *(w for works in self.backward for w in works), *self.optimizer)
         comm = self.trace.communication
         return sum(comm.within(work.event.start_us, work.event.end_us) for work in works)
-
-    def _beside_gloo_us(self) -> float:
-        """On a CPU what the host does for forward and backward while gloo is at work."""
-        begins_us, thread = self.begins_us, self.ready[-1].thread
-        gloo = spans_of(self._gloo)
-        return sum(
-            self._forward_host_us(start_us, min(end_us, begins_us))
-            + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))
-            for start_us, end_us in zip(gloo.starts, gloo.ends, strict=True)
-        )
 
 
 def _delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Iterator[float]:
@@ -466,19 +455,15 @@ def operation_of(name: str) -> str:
 
 def _gradient_of(args: dict[str, Any]) -> Gradient:
     """Shape and type of an operator's first input."""
-    shape, dtype = first(args.get("Input Dims")), first(args.get("Input type"))
-    return Gradient(_shape(shape), dtype_of(dtype))
+    shape, dtype = first(args.get("Input Dims")), dtype_of(first(args.get("Input type")))
+    if not isinstance(shape, list) or not all(isinstance(extent, int) for extent in shape):
+        return Gradient(None, dtype)
+    return Gradient(tuple(shape) if 0 < prod(shape) <= MOST else None, dtype)
 
 
 def first(inputs: Any) -> Any:
     """The first of several inputs; None where there is none."""
     return inputs[0] if isinstance(inputs, list) and inputs else None
-
-
-def _shape(extents: Any) -> tuple[int, ...] | None:
-    if not isinstance(extents, list) or not all(isinstance(extent, int) for extent in extents):
-        return None
-    return tuple(extents) if 0 < prod(extents) <= MOST else None
 
 
 def _first_count(extents: Any) -> int | None:

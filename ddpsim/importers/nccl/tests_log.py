@@ -158,7 +158,11 @@ def _table_rows(lines: Sequence[Line]) -> list[TextRow]:
                 header._replace(line=line.number, cells=cells, interrupted=line.interrupted)
             )
         elif rows and not rows[-1].is_whole:
-            rows[-1] = _continued(rows[-1], line)
+            # the figures that end a line below it, if they are of the row
+            rest = tuple(takewhile(_is_figure, reversed(line.text.split())))[::-1]
+            cells = rows[-1].cells + rest
+            if len(cells) <= rows[-1].wanted:  # too many where the break went through a number
+                rows[-1] = rows[-1]._replace(cells=cells)
     return rows
 
 
@@ -195,14 +199,6 @@ def _before_nccl(text: str, hosts: Collection[str]) -> str:
     if host not in hosts:
         host = max((known for known in hosts if host.endswith(known)), key=len, default=host)
     return _LABELS_AT_THE_END.sub("", text[: found.end(1) - len(host)])
-
-
-def _continued(row: TextRow, line: Line) -> TextRow:
-    """A row with the figures that end a line below it, if they are of the row."""
-    from_the_end = tuple(takewhile(_is_figure, reversed(line.text.split())))
-    cells = row.cells + from_the_end[::-1]
-    is_rest = len(cells) <= row.wanted  # too many where the break went through a number
-    return row._replace(cells=cells) if is_rest else row
 
 
 class _Run(NamedTuple):
@@ -329,13 +325,28 @@ def _device_lists(
                 has_rows = False
             runs[-1][device.rank] = device
     for run in runs:
-        _check_all_listed(name, run.keys())
+        missing = [*islice((rank for rank in range(max(run)) if rank not in run), 10)]
+        if missing:
+            raise ImportFailedError(
+                name,
+                f"lists ranks {listed(sorted(run))}, but others are missing ({listed(missing)}), "
+                f"so how many there are is not known; list all of them, or {_AS_CSV}",
+            )
     return [tuple(run.values()) for run in runs]
 
 
 def layout_of(name: str, devices: Sequence[Device]) -> tuple[int, int]:
     """Nodes and devices of each; raises ImportFailedError where they are not alike."""
-    _check_each_its_own(name, devices)
+    ranks: dict[tuple[str, str, str], int] = {}
+    for device in devices:  # two ranks on one GPU are two nodes of one name, or nothing of DDP's
+        place = (device.host, device.ordinal, device.bus)
+        if device.ordinal and ranks.setdefault(place, device.rank) != device.rank:
+            raise ImportFailedError(
+                name,
+                f"lists device {device.ordinal} [{device.bus}] of {device.host} for ranks "
+                f"{ranks[place]} and {device.rank}: if two nodes go by this name, as nccl-tests "
+                f"cuts names at the first dot, name them apart in the list, or {_AS_CSV}",
+            )
     of_node = Counter(device.host for device in devices)
     if len(set(of_node.values())) > 1:
         raise ImportFailedError(
@@ -351,31 +362,6 @@ def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
             name, "holds several layouts (nodes, gpus_per_node); keep one a file"
         )
     return layouts.pop()
-
-
-def _check_all_listed(name: str, ranks: Iterable[int]) -> None:
-    there = set(ranks)
-    missing = [*islice((rank for rank in range(max(there)) if rank not in there), 10)]
-    if missing:
-        raise ImportFailedError(
-            name,
-            f"lists ranks {listed(sorted(there))}, but others are missing ({listed(missing)}), "
-            f"so how many there are is not known; list all of them, or {_AS_CSV}",
-        )
-
-
-def _check_each_its_own(name: str, devices: Iterable[Device]) -> None:
-    """Two ranks on one GPU are two nodes of one name, or nothing that DDP does."""
-    ranks: dict[tuple[str, str, str], int] = {}
-    for device in devices:
-        place = (device.host, device.ordinal, device.bus)
-        if device.ordinal and ranks.setdefault(place, device.rank) != device.rank:
-            raise ImportFailedError(
-                name,
-                f"lists device {device.ordinal} [{device.bus}] of {device.host} for ranks "
-                f"{ranks[place]} and {device.rank}: if two nodes go by this name, as nccl-tests "
-                f"cuts names at the first dot, name them apart in the list, or {_AS_CSV}",
-            )
 
 
 class _Row(NamedTuple):

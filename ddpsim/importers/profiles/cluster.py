@@ -5,7 +5,7 @@ Seconds and bytes throughout. `calibrate fit` writes profiles; `cluster.profile`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -122,7 +122,9 @@ class Interference(_Part):
         if not (half and own):
             return single
         slowest = own[0]
-        lacks = 1 - _share_at(slowest.sent_bytes_per_s, single)
+        sent = [0.0, *(point.sent_bytes_per_s for point in single)]
+        shares = [1.0, *(point.share.value for point in single)]  # all of it beside no bytes
+        lacks = 1 - interpolated(slowest.sent_bytes_per_s, sent, shares)
         times = (1 - slowest.share.value) / lacks if lacks > 0 else 1.0
         slower = (p for p in single if p.sent_bytes_per_s < slowest.sent_bytes_per_s)
         return (*(_lacking(times, point, slowest.share.value) for point in slower), *own)
@@ -130,13 +132,6 @@ class Interference(_Part):
 
 def _in_order(points: Iterable[ComputeKept]) -> tuple[ComputeKept, ...]:
     return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
-
-
-def _share_at(sent_bytes_per_s: float, points: Sequence[ComputeKept]) -> float:
-    """Linear between points, from all of the speed beside no bytes."""
-    sent = [0.0, *(point.sent_bytes_per_s for point in points)]
-    shares = [1.0, *(point.share.value for point in points)]
-    return interpolated(sent_bytes_per_s, sent, shares)
 
 
 def _lacking(times: float, point: ComputeKept, least: float) -> ComputeKept:

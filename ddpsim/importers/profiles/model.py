@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -210,10 +210,10 @@ def _check_names(name: str, parameters: Sequence[ProfiledParameter]) -> None:
         seen.add(parameter.name)
 
 
-def _dtype(name: str, line: int, text: Any, known: Collection[str] = ITEM_BYTES.keys()) -> str:
+def _dtype(name: str, line: int, text: str) -> str:
     dtype = str(text).strip().removeprefix("torch.")
-    if dtype not in known:
-        wanted = f"wanted one of {', '.join(known)}"
+    if dtype not in ITEM_BYTES:
+        wanted = f"wanted one of {', '.join(ITEM_BYTES)}"
         what = f"unknown dtype {shown(text)}"
         if dtype.startswith(("int", "uint", "bool")):
             what = f"{shown(text)} is no dtype of a parameter that gets a gradient"
