@@ -341,7 +341,7 @@ def _measured_part(
         "batch_per_rank": batch,
         "forward_s": forward_s,
         "backward_s": backward_s,
-        **{
+        **{  # nothing where two micro-batches do not fit
             key: seconds * median(ratios)
             for key, seconds, ratios in zip(
                 LATER, (forward_s, backward_s), zip(*samples.later, strict=True), strict=False
