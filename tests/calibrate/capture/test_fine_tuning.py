@@ -134,7 +134,7 @@ def test_adapters_alone_have_gradients_and_state_and_a_small_base_takes_time() -
     [
         ({"lora": {"modules": ["nothing"]}}, "no linear layer of llama-1b has a name that ends"),
         ({"lora": 8, "frozen": ["model.norm"]}, "lora freezes all but its adapters"),
-        ({"lora": {"base": "nf4"}, "precision": "amp-bf16"}, "write precision: bf16"),
+        ({"lora": {"base": "nf4"}, "precision": "amp-bf16"}, "write workload.precision: bf16"),
         ({"lora": 8, "float8": "rowwise"}, "is not modelled beside float8 layers"),
         ({"lora": 8, "model": "resnet18", "seq_len": None}, "has no linear layers to adapt"),
         ({"frozen": ["nothing"]}, "holds no trained parameter of llama-1b"),
