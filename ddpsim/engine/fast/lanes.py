@@ -301,31 +301,6 @@ class Lanes(Layered):
             self._now[1] += exposed_ns
             self._now[2] += late_ns
 
-    def _remember(self, launched: object, collective: Any) -> None:
-        self._sent.append((launched, collective))
-        self._collectives.add(collective)
-
-    def _counted(self) -> Ticks:
-        if not self._counts:
-            return np.zeros(0)
-        counted = self._now.copy()
-        counted[0] = self._comm.comm_ns
-        return counted
-
-    def _to_come(self, layers: Layers) -> list[Ticks]:
-        now_ns, comm = self._stream_ns, self._comm
-        seen_ns = comm.standing(layers.groups, now_ns) if isinstance(comm, InFlight) else []
-        seen_ns += self._slow.standing(now_ns)
-        return [ns - now_ns[:, :1] for ns in seen_ns] + self._slow.factors()
-
-    def _put_off(self, layers: Layers, by_ns: Ticks, waited_ns: Ticks) -> None:
-        self._slow.put_off(np.repeat(by_ns[:, 0], self._shape[1]))
-        if isinstance(self._comm, InFlight):
-            self._comm.put_off(layers.groups, by_ns)
-            if self._counts:
-                self._now += waited_ns
-                self._comm.comm_ns += waited_ns[0]
-
     @cached_property
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""

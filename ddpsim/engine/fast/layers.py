@@ -9,7 +9,6 @@ launches come as much later with each layer, or less.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
@@ -19,7 +18,10 @@ import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.engine.fast.collectives import InFlight, Remembered
 from ddpsim.engine.fast.evaluator import Evaluator
+from ddpsim.engine.fast.slow_periods import SlowPeriods
+from ddpsim.engine.fast.threads import Threads
 from ddpsim.engine.fast.trials import TrialStep, TrialWork
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Record
 
@@ -183,8 +185,17 @@ class _Standing(NamedTuple):
 
 
 class Layered(Evaluator):
-    """An evaluator whose moments are [trials, ranks]. `_was_late`: a host's launch since then."""
+    """An evaluator whose moments are [trials, ranks]. `_was_late`: a host's launch since then.
 
+    `_counts`: how long ranks wait is asked: `_now`, in this step.
+    """
+
+    _shape: tuple[int, int]
+    _comm: InFlight | Threads
+    _slow: SlowPeriods
+    _collectives: Remembered
+    _counts: bool
+    _now: Ticks
     _was_late = False
 
     def _but_for_equal(self, parts: Sequence[_Part], runs: Sequence[Layers]) -> Iterator[_Part]:
@@ -234,25 +245,34 @@ class Layered(Evaluator):
         sent = self._sent[len(self._sent) - layers.sent :]
         for later in range(1, left + 1):
             for launched, collective in sent:
-                self._remember(launched, collective.later(later * by_ns))
+                self._sent.append((launched, collective.later(later * by_ns)))
+                self._collectives.add(self._sent[-1][1])
             for i in layers.records_of(number):
                 moment_ns = self._recorded_ns[i] + later * by_ns
                 self._recorded_ns[i + later * layers.recorded] = moment_ns
         self._stream_ns = self._stream_ns + left * by_ns
         self._put_off(layers, left * by_ns, left * waited_ns)
 
-    @abstractmethod
-    def _remember(self, launched: object, collective: object) -> None:
-        """A collective of the step."""
-
-    @abstractmethod
     def _counted(self) -> Ticks:
         """How long ranks have waited in this step, and been in collectives."""
+        if not self._counts:
+            return np.zeros(0)
+        counted = self._now.copy()
+        counted[0] = self._comm.comm_ns
+        return counted
 
-    @abstractmethod
     def _to_come(self, layers: Layers) -> list[Ticks]:
         """All else that later parts depend on, in ticks since the first rank's stream."""
+        now_ns, comm = self._stream_ns, self._comm
+        seen_ns = comm.standing(layers.groups, now_ns) if isinstance(comm, InFlight) else []
+        seen_ns += self._slow.standing(now_ns)
+        return [ns - now_ns[:, :1] for ns in seen_ns] + self._slow.factors()
 
-    @abstractmethod
     def _put_off(self, layers: Layers, by_ns: Ticks, waited_ns: Ticks) -> None:
         """All of that is so much later, and ranks have waited so much more."""
+        self._slow.put_off(np.repeat(by_ns[:, 0], self._shape[1]))
+        if isinstance(self._comm, InFlight):
+            self._comm.put_off(layers.groups, by_ns)
+            if self._counts:
+                self._now += waited_ns
+                self._comm.comm_ns += waited_ns[0]
