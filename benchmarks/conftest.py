@@ -18,7 +18,7 @@ gc.set_threshold(500_000)  # as `ddpsim` sets it
 QUICK = bool(os.environ.get("DDPSIM_BENCHMARKS_QUICK"))  # one round of each: does it run at all?
 
 
-def yardstick_s() -> float:
+def yardstick_s(timer: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of 100,000 timeouts, each with a callback that appends: SimPy's bare rate."""
     env, seen = Environment(), list[int]()
 
@@ -28,9 +28,9 @@ def yardstick_s() -> float:
             env.timeout(1).callbacks.append(tick)
 
     env.timeout(1).callbacks.append(tick)
-    begun = time.perf_counter()
+    begun = timer()
     env.run()
-    return time.perf_counter() - begun
+    return timer() - begun
 
 
 def loop_s() -> float:
@@ -50,13 +50,18 @@ def core_loop_s() -> float:
 
 
 @pytest.fixture
-def measure(benchmark: Any) -> Iterator[Callable[..., Any]]:
-    """Time a function some rounds, with the yardstick in turn; keeps the ratio of the medians."""
+def measure(benchmark: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Time a function some rounds, with the yardstick in turn; keeps the ratio of the medians.
+
+    Both by the timer of the test's mark `benchmark`, or else by the clock.
+    """
     yardsticks: list[float] = []
+    mark = request.node.get_closest_marker("benchmark")
+    timer = mark.kwargs["timer"] if mark else time.perf_counter
 
     def timed(function: Callable[[], Any], rounds: int = 7, **known: Any) -> Any:
         def setup() -> None:
-            yardsticks.append(yardstick_s())
+            yardsticks.append(yardstick_s(timer))
             gc.collect()
 
         rounds, warmup = (1, 0) if QUICK else (rounds, 1)
