@@ -59,7 +59,7 @@ def model_of(parameters: tuple[Parameter, ...], ready_order: tuple[int, ...]) ->
 @pytest.fixture
 def alone() -> Iterator[None]:
     pytest.importorskip("torch", reason="torch is the oracle")
-    from calibrate.measure.ranks.process_group import process_group
+    from calibrate.measure.ranks.job import process_group
 
     with process_group("gloo"):
         yield

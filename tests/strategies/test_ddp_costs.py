@@ -33,8 +33,9 @@ def torch_or_skip() -> Any:
 def alone() -> Iterator[Any]:
     """Wraps a module in DDP of this process."""
     torch_or_skip()
-    from calibrate.measure.ranks.process_group import process_group
     from torch.nn.parallel import DistributedDataParallel
+
+    from calibrate.measure.ranks.job import process_group
 
     with process_group("gloo"):
         yield DistributedDataParallel
