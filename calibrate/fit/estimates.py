@@ -41,7 +41,7 @@ def usual_time(samples_s: Sequence[float]) -> Fitted:
 
 def trimmed_mean(samples_s: Sequence[float]) -> float:
     """Without the lowest and the highest tenth, and the lowest and the highest at least."""
-    times, cut = np.sort(samples_s), max(len(samples_s) // 10, 1 if len(samples_s) > 2 else 0)
+    times, cut = np.sort(samples_s), _at_an_end(len(samples_s), 10)
     return float(times[cut : len(times) - cut].mean())
 
 
@@ -51,8 +51,13 @@ def mean_time(samples_s: Sequence[float]) -> float:
     What comes many times in a step adds up to its mean, which a part that is rare and slow sets;
     one sample that an interruption made does not.
     """
-    times, cut = np.sort(samples_s), max(len(samples_s) // 20, 1 if len(samples_s) > 2 else 0)
+    times, cut = np.sort(samples_s), _at_an_end(len(samples_s), 20)
     return float(np.clip(times, times[cut], times[len(times) - 1 - cut]).mean())
+
+
+def _at_an_end(count: int, part: int) -> int:
+    """How many of so many sorted samples are a `part`-th at one end: one of three at least."""
+    return max(count // part, 1 if count > 2 else 0)
 
 
 def shares_kept(alone_s: Sequence[float], beside_s: Iterable[float]) -> list[float]:

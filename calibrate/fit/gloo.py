@@ -20,7 +20,6 @@ from calibrate.fit.estimates import (
     pooled,
 )
 from calibrate.fit.samples import (
-    LEAST_BUCKET_BYTES,
     Fit,
     FitError,
     Sample,
@@ -31,7 +30,7 @@ from calibrate.fit.samples import (
 from calibrate.fit.solve import Floats, Solution, polish, robust_cost, solve
 from calibrate.records.record import RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
-from ddpsim.importers.profiles.cluster import Fitted, GlooRing
+from ddpsim.importers.profiles.cluster import LEAST_BUCKET_BYTES, Fitted, GlooRing
 from ddpsim.units import format_duration
 
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
@@ -54,7 +53,7 @@ _STARTS = (
 
 @dataclass(frozen=True)
 class _Wire:
-    """Where the wire's figure is searched: beyond 1, if the line rate is stated.
+    """Bounds of the wire's figure: it is searched beyond 1, if the line rate is stated.
 
     Without one it is searched in the fastest rate that was seen, up to what no host carries.
     """

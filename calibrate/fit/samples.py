@@ -24,11 +24,16 @@ from ddpsim.cluster.fitted.residuals import Correction
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.measured import Layout, Operation, OtherCollectiveError, named_layout
-from ddpsim.importers.profiles.cluster import Correlated, MeasuredSigma, MeasuredTime, ValidRange
+from ddpsim.importers.profiles.cluster import (
+    LEAST_BUCKET_BYTES,
+    Correlated,
+    MeasuredSigma,
+    MeasuredTime,
+    ValidRange,
+)
 from ddpsim.scenario.quantity import SourceFile
 
 _CORRELATED = 0.9
-LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
 _ENOUGH = 3
 
 

@@ -244,7 +244,7 @@ class Options(JobOptions):
 
     @property
     def kept(self) -> str:
-        """Where the measurements are, and how to go on."""
+        """Say where the measurements are, and how to go on."""
         return (
             f"What was measured so far is in {self.output}, if it is there yet; the same command "
             "with --resume goes on from it."

@@ -107,7 +107,7 @@ def _zeros_of(size_bytes: int, job: Job, dtype: torch.dtype) -> Tensor:
 
 
 def dtype_of(task: Task) -> torch.dtype:
-    """Of what a task reduces: float32, unless its variant says half."""
+    """Return the type of what a task reduces: float32, unless its variant says half."""
     return torch.float16 if task.first.variant.endswith(HALF) else torch.float32
 
 

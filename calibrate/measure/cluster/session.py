@@ -57,7 +57,7 @@ class RoundTime(NamedTuple):
 
 
 def _slowest(by_rank: Sequence[Sequence[Sequence[float]]], slot: int) -> tuple[float, ...]:
-    """Of each round, the time of the slowest rank."""
+    """Seconds of the slowest rank in each round."""
     return tuple(max(one[slot] for one in rounds) for rounds in zip(*by_rank, strict=True))
 
 

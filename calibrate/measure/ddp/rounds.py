@@ -231,7 +231,7 @@ class Interleaved:
         )
 
     def _logged(self, rows: Sequence[Row]) -> Logged | None:
-        """Of DDP; no other loop tells."""
+        """Times that DDP logged; None for other loops, which log nothing."""
         if not rows[0]:
             return None
         columns = self._job.by_round(rows)

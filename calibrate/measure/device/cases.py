@@ -309,7 +309,7 @@ class _Stepper(Training):
 def _stepper(
     case: Case, bench: Bench, change: Callable[[nn.Module], nn.Module] | None = None
 ) -> _Stepper:
-    """Of a case's model, which may be changed before its optimizer is made."""
+    """Make the steps of a case's model, which `change` may wrap before its optimizer is made."""
     whole_half = case.precision == "bf16"
     dtype = DTYPES[case.precision] if whole_half else torch.float32
     model = build(case.model, bench.device, dtype)
@@ -339,7 +339,7 @@ def _by_part(samples: list[tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
 
 
 def _ready(stepper: _Stepper) -> tuple[float | None, ...]:
-    """Of each parameter the part of a backward after which its gradient is there."""
+    """Part of a backward after which each parameter's gradient is there; None: it gets none."""
     samples = Samples()
     iterate(stepper, samples, hooked=True)
     found = (samples.ready_s.get(name) for name in reduced_parameters(stepper.model))

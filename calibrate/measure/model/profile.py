@@ -366,7 +366,7 @@ def _measured_part(
 
 
 def _with_ddp(samples: Samples, iteration_s: float) -> Document:
-    """Where DDP's own work can be told from noise."""
+    """Keys of what DDP adds to a step; none where that cannot be told from noise."""
     if len(samples.with_ddp) < 2:
         return {}
     ratio = median_time(samples.with_ddp)

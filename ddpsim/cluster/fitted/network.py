@@ -16,6 +16,7 @@ from ddpsim.cluster.transfers import Operation
 from ddpsim.cluster.wires import network_rate
 from ddpsim.errors import InputError
 from ddpsim.importers.profiles.cluster import (
+    LEAST_BUCKET_BYTES,
     ClusterProfile,
     ComputeKept,
     Fitted,
@@ -40,7 +41,6 @@ UNLIKE, PER_DOUBLING = 0.25, 0.20
 _BANDS_BYTES = tuple(4**power for power in range(5, 17))
 _OTHER_GLOO_RANKS = 0.15  # assumed
 _USUAL_BYTES = 16 * 2**20
-_DDP_BYTES = 2**20  # from DDP's first bucket up (`measured_sigma`)
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
 
 
@@ -190,7 +190,7 @@ def _by_size(
     if isinstance(law, GlooRing) and _is_measured(cluster, profile):
         usual = _uncertainty(cluster, profile, rate)
         small = _between_rates(profile, [found.small for found in profile.measured_sigma], rate)
-        return ((0, replace(usual, sigma=max(usual.sigma, small))), (_DDP_BYTES, usual))
+        return ((0, replace(usual, sigma=max(usual.sigma, small))), (LEAST_BUCKET_BYTES, usual))
     if isinstance(law, GlooRing) or _is_measured(cluster, profile):
         return ()
     curve = curve_of(law, "all_reduce", cluster.nodes, cluster.gpus_per_node)

@@ -16,8 +16,10 @@ from ddpsim.importers.profiles.part import ProfilePart as _Part
 from ddpsim.importers.profiles.part import interpolated
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.units import MIB
 
 SCHEMA: Literal["ddpsim.profile/1"] = "ddpsim.profile/1"
+LEAST_BUCKET_BYTES = MIB  # torch's first bucket: smaller messages are called small
 
 
 class Fitted(_Part):
