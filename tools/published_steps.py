@@ -27,6 +27,7 @@ __all__ = [
     "job_of_step",
     "published_steps",
     "rms",
+    "scenario_of",
 ]
 
 FILE = Path(__file__).resolve().parent.parent / "tests" / "data" / "published-steps.csv"
@@ -87,7 +88,7 @@ def estimated_s(
 @cache
 def job_of_step(step: PublishedStep) -> tuple[dict[str, Any], Workload, Device]:
     """A row's table, workload and preset."""
-    scenario = load_scenario(_scenario(step))
+    scenario = load_scenario(scenario_of(step))
     table, workload = model_table(step.model), scenario.workload
     if step.precision == "apex-o2":
         workload = workload.model_copy(update={"precision": "bf16"})
@@ -108,9 +109,13 @@ def rms(errors: Iterable[float]) -> float:
     return math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
 
 
-def _scenario(step: PublishedStep) -> dict[str, Any]:
+def scenario_of(step: PublishedStep) -> dict[str, Any]:
+    """The scenario of a row's job, on one GPU; SGD has momentum unless it is called sgd0."""
     name, _, fused = step.optimizer.partition("-")
-    optimizer: dict[str, Any] = {"name": "sgd" if name == "none" else name, "fused": bool(fused)}
+    optimizer: dict[str, Any] = {
+        "name": "sgd" if name in ("none", "sgd0") else name,
+        "fused": bool(fused),
+    }
     if name == "sgd":
         optimizer["momentum"] = 0.9
     workload: dict[str, Any] = {

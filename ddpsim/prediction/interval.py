@@ -25,8 +25,8 @@ LEVEL = 0.8
 # what holds four in five measured steps, each predicted by those of other publishers, by kind of
 # model; and of a device of which only its peaks are known (docs/validation.md, section 3)
 ROOFLINE = {
-    "convolutional": Uncertainty(0.17, "the error of 183 measured steps, by other publishers'"),
-    "attention": Uncertainty(0.10, "the error of 180 measured steps, by other publishers'"),
+    "convolutional": Uncertainty(0.15, "the error of 180 measured steps, by other publishers'"),
+    "attention": Uncertainty(0.11, "the error of 180 measured steps and 64 jobs, by others'"),
 }
 # medians of 12 kinds of layers and GPUs (docs/explanation/compute.md): root mean square
 RECURRENT = Uncertainty(0.44, "DeepBench's recurrent layers; none set the estimate")
@@ -34,7 +34,7 @@ RECURRENT = Uncertainty(0.44, "DeepBench's recurrent layers; none set the estima
 # families are left out (section 3)
 MANY_STEPS = 300
 MANY_MODELS = Uncertainty(0.10, "the error of 781 measured steps, by those of other families")
-UNKNOWN_DEVICE = Uncertainty(0.26, "the error of 286 measured steps, by one efficiency for all")
+UNKNOWN_DEVICE = Uncertainty(0.26, "the error of 287 measured steps, by one efficiency for all")
 COMPILED = Uncertainty(0.28, "the roofline's error over 3 published steps under torch.compile")
 COMPUTE = {
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
@@ -67,7 +68,7 @@ def zoo_model(
         step = step.rewritten(lambda one: written_out(one, arithmetic.softmax_bytes))
     kept = KeptBytes(table, step, by_rows or [0.0] * len(step.forward))
     blocks = _compiled_blocks(table, workload)
-    priced = _Prices.of(table, workload, device, arithmetic)
+    priced = _Prices.of(table, workload, device, arithmetic, step)
     forward = priced.works(step.forward, table["forward_modules"], blocks)
     owners = [table["parameters"]["name"][index] for index in table["ready_order"]]
     backward = priced.works(step.backward, [*owners, ""], blocks)
@@ -188,12 +189,18 @@ class _Prices(NamedTuple):
 
     @classmethod
     def of(
-        cls, table: dict[str, Any], workload: Workload, device: Device, arithmetic: Arithmetic
+        cls,
+        table: dict[str, Any],
+        workload: Workload,
+        device: Device,
+        arithmetic: Arithmetic,
+        step: Step,
     ) -> _Prices:
         """Find the prices of a captured model."""
 
         def pricing(workload: Workload) -> _Pricing:
-            return _Pricing(Law.of(workload, device, arithmetic, other_left(table, workload)))
+            left, operators = other_left(table, workload), chain.from_iterable(step.forward)
+            return _Pricing(Law.of(workload, device, arithmetic, left, operators))
 
         inside = pricing(workload)
         if workload.compile != "blocks":

@@ -34,7 +34,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """A row's device seconds: what products, convolutions (at the peak rate) and bytes take."""
+    """A row's device seconds: what products, convolutions (at the peak rate) and bytes take.
+
+    `spread`, `noise`: how far a publisher's rows may be from others', and one row from those;
+    standard deviations of logarithms.
+    """
 
     publisher: str
     step_s: float
@@ -43,13 +47,17 @@ class Times:
     bytes_s: float
     product: Place
     convolution: Place
+    spread: float = 0.1
+    noise: float = 0.1
 
 
 @dataclass(frozen=True)
 class Reached:
     """Logarithms of efficiencies: a line for each kind, deviations of chips, and known places."""
 
-    line: Array  # [constant, slope, fp32, limited] of products, and the same of convolutions
+    line: (
+        Array  # [constant, slope, fp32, limited, doubled] of products, and the same of convolutions
+    )
     chips: dict[str, float]
     known: dict[Place, float]
 
@@ -61,15 +69,23 @@ class Reached:
         return min(1.0, math.exp(log))
 
 
-# standard deviations of logarithms: of a chip from the line, of a place from its chip, of what a
-# publisher's steps take, and of one step
-_CHIPS, _PLACES, _PUBLISHERS, _STEPS = 0.15, 0.1, 0.1, 0.1
-LINE = np.array([-0.8, -0.2, 0.0, 0.4, -1.1, -0.3, 0.0, 0.4])
-_SPREAD_OF_LINE = np.array([1.0, 0.5, 0.5, 0.5] * 2)
+# standard deviations of logarithms: of a chip from the line, of a place from its chip
+_CHIPS, _PLACES = 0.15, 0.1
+LINE = np.array([-0.8, -0.2, 0.0, 0.4, -0.3, -1.1, -0.3, 0.0, 0.4, -0.3])
+_SAME_CHIP = {
+    "l40s": "rtx-6000-ada",
+    "a40": "rtx-a6000",
+    "rtx-8000": "rtx-6000",
+    "titan-rtx": "rtx-6000",
+}
+_SPREAD_OF_LINE = np.array([1.0, 0.5, 0.5, 0.5, 0.5] * 2)
+# chips with one float32 lane a slot; later ones have two, which seldom both work
+_SINGLE = ("v100", "a100", "p100", "t4", "rtx-2080ti", "gtx", "titan")
 
 
 def chip_of(device: str) -> str:
     """The chip and its board, whatever its memory is."""
+    device = _SAME_CHIP.get(device, device)
     if device.startswith(("h100-sxm", "h200-sxm", "h800-sxm", "gh200")):
         return "h100-sxm"
     chip = device.removesuffix("-16gb").removesuffix("-32gb")
@@ -85,16 +101,24 @@ def _ridge(chip: str, rate: str) -> float:
     return math.log(peak / table["memory_bandwidth_bytes_per_s"] / 150)
 
 
+def _is_limited(chip: str, rate: str) -> bool:
+    """Whether a card has a part of its chip's tensor rate, which it reaches, as GeForce and H20."""
+    return chip.startswith(("rtx-30", "rtx-40", "rtx-50", "h20-")) and rate != "fp32"
+
+
 def lines(places: Sequence[Place]) -> Array:
     """What the lines are over, a row for each place: zeros where the other kind's is.
 
-    GeForce cards have half of their chip's tensor rate, and reach it.
+    A constant, the ridge, whether it is float32, limited, and float32 of a chip with two lanes.
     """
     rows = []
     for chip, rate, convolution in places:
-        limited = chip.startswith(("rtx-30", "rtx-40", "rtx-50")) and rate != "fp32"
-        own = [1.0, _ridge(chip, rate), float(rate == "fp32"), float(limited)]
-        rows.append([0.0] * 4 + own if convolution else own + [0.0] * 4)
+        is_fp32 = rate == "fp32"
+        doubled = is_fp32 and not chip.startswith(_SINGLE) and chip != "rtx-6000"
+        kinds = is_fp32, _is_limited(chip, rate), doubled
+        own = [1.0, _ridge(chip, rate), *map(float, kinds)]
+        none = [0.0] * len(own)
+        rows.append(none + own if convolution else own + none)
     return np.array(rows)
 
 
@@ -111,7 +135,8 @@ def fitted(rows: Sequence[Times]) -> Reached:
     of_product = np.array([number.get(row.product, 0) for row in rows])
     of_convolution = np.array([number.get(row.convolution, 0) for row in rows])
     chips, of_chips = _one_hot([place.chip for place in places])
-    publishers = _one_hot([row.publisher for row in rows])[1] * _PUBLISHERS
+    spread, noise = np.array([(row.spread, row.noise) for row in rows]).T
+    publishers = _one_hot([row.publisher for row in rows])[1] * spread[:, None]
     of_lines, of_places = lines(places), np.eye(len(places)) * _PLACES
     deviations = np.hstack([of_lines * _SPREAD_OF_LINE, of_chips * _CHIPS, of_places])
 
@@ -123,7 +148,7 @@ def fitted(rows: Sequence[Times]) -> Reached:
         reached = np.exp(logs(x))
         device_s = terms[:, 0] / reached[of_product] + terms[:, 1] / reached[of_convolution]
         off = np.log((device_s + terms[:, 2]) / terms[:, 3])
-        off = (off + publishers @ x[deviations.shape[1] :]) / _STEPS
+        off = (off + publishers @ x[deviations.shape[1] :]) / noise
         return np.concatenate([np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1)), x])
 
     start = np.zeros(deviations.shape[1] + publishers.shape[1])

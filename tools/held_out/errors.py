@@ -23,6 +23,7 @@ from ddpsim.provenance import Z_80
 from ddpsim.scenario.device import Device
 from held_out.efficiency import Place, Reached, Times, fitted
 from held_out.language_steps import language_rows
+from held_out.products import product_times
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
 
@@ -211,7 +212,7 @@ def _operators_s(without: str | None) -> dict[str, float]:
 def constants(without: str | None = None) -> Constants:
     """What all steps say, or those of all publishers but one."""
     rows = [row for row in (*device_bound_rows(), *language_rows()) if row.publisher != without]
-    return Constants(fitted([_times(row) for row in rows]), _operators_s(without))
+    return Constants(fitted([*map(_times, rows), *product_times()]), _operators_s(without))
 
 
 @cache

@@ -18,14 +18,6 @@ from held_out.timm_steps import DEVICE, OF_TIMM
 __all__ = ["GENERATIONS", "devices_told", "preset_operator_us"]
 
 FILE = Path(__file__).resolve().parent.parent.parent / "ddpsim" / "data" / "devices.json"
-_SAME_CHIP = {
-    "gh200-96gb": "h100-sxm-80gb",
-    "l40s": "rtx-6000-ada",
-    "a40": "rtx-a6000",
-    "h800-sxm-80gb": "h100-sxm-80gb",
-    "rtx-8000": "rtx-6000",
-    "titan-rtx": "rtx-6000",
-}
 _BY_JUDGEMENT = ("mi250x-gcd", "mi300x", "mi325x", "mi355x")  # the line is of NVIDIA's chips
 _STEP_US = 5  # hosts differ by more
 _METHOD = "(docs/validation.md, section 3; tools/held_out)"
@@ -61,7 +53,7 @@ def _told(name: str, table: dict[str, Any], told: Constants) -> dict[str, Any]:
     if name in _BY_JUDGEMENT:
         return table | {"sources": sources}
     rates = [rate for rate in table["peak_flops"] if rate != "fp8"]  # no step was measured in it
-    chip = chip_of(_SAME_CHIP.get(name, name))
+    chip = chip_of(name)
     places = [
         {rate: Place(chip, _rate(rate), convolution=of_them) for rate in rates}
         for of_them in (False, True)
@@ -87,7 +79,7 @@ def _source(places: dict[str, Place], *, recorded: bool) -> str:
     own = f"of this chip: {known}" if known else "none of this chip"
     if recorded:
         own += ", those of its device record among them"
-    return f"Set by all measured steps together {_METHOD}; {own}."
+    return f"Set by all measured steps, and products in fp32, together {_METHOD}; {own}."
 
 
 def main() -> None:

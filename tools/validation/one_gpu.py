@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from statistics import median
 
 from held_out.errors import (
     DEVICE_BOUND,
@@ -14,6 +15,7 @@ from held_out.errors import (
     held_out,
     published_operators,
 )
+from held_out.judging import Judged, judged
 from held_out.presets import GENERATIONS, preset_operator_us
 from published_hosts import published_hosts
 from published_steps import error_of, published_steps
@@ -56,6 +58,38 @@ def regimes_table() -> str:
     return markdown(head, ((name, *_levels(held)) for name, held in everything.items() if held))
 
 
+def judging_table() -> str:
+    """Steps that set nothing, by source, model and type of arithmetic."""
+    head = ["steps", "GPUs", "arithmetic", "number", "median error", "bias", *_LEVELS[1:]]
+    groups: dict[tuple[str, str], list[Judged]] = {}
+    for one in judged():
+        name = _JUDGED.get(one.step.model, one.step.model)
+        arithmetic = "float32, TF32" if "32" in one.step.precision else "half"
+        groups.setdefault((f"{name} ({one.step.source})", arithmetic), []).append(one)
+    rows = []
+    for (name, arithmetic), found in groups.items():
+        errors = [one.error for one in found]
+        gpus = len({one.step.device for one in found})
+        worst = max(errors, key=abs)
+        covered = sum(one.is_covered for one in found)
+        rows.append(
+            (
+                *(name, f"{gpus}", arithmetic, f"{len(found)}"),
+                *(f"{median(map(abs, errors)):.1%}", f"{median(errors):+.1%}", f"{worst:+.0%}"),
+                f"{covered} of {len(found)}",
+            )
+        )
+    return markdown(head, rows)
+
+
+_JUDGED = {
+    "own-vit": "ViT-B/16, captured, compiled",
+    "own-unet": "U-Net, captured, compiled",
+    "own-ddpm": "diffusion model, captured, compiled",
+    "resnet50": "ResNet-50",
+    "vit_b_16": "ViT-B/16",
+    "bert-base": "BERT-base",
+}
 _LEVELS = ("median error", "worst", "80 % interval holds")
 _KNOWN = {
     "": (True, False),

@@ -31,6 +31,7 @@ from validation.one_gpu import (
     compiled_errors,
     held_out_table,
     hosts_table,
+    judging_table,
     operators_table,
     publishers_table,
     regimes_table,
@@ -82,6 +83,7 @@ def _figures() -> dict[str, str]:
         "HELD_OUT": held_out_table(),
         "REGIMES": regimes_table(),
         "PUBLISHERS": publishers_table(),
+        "JUDGING": judging_table(),
         "LANGUAGE_STEPS": levels_table(),
         **_sigmas(),
         "CLUSTER_FAILURES": published_runs.failures_table(),
@@ -125,6 +127,7 @@ def _sigmas() -> dict[str, str]:
     }
     compiled, usual = compiled_errors(), usual_efficiency_errors()
     return found | {
+        "USED_ATTENTION_SIGMA": f"{ROOFLINE['attention'].sigma:.2f}",
         "ANY_STEPS": f"{len(usual)}",
         "ANY_SIGMA": f"{rms(usual):.2f}",
         "COMPILED_STEPS": f"{len(compiled)}",

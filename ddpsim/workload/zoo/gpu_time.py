@@ -26,8 +26,10 @@ class Shapes(NamedTuple):
     `sum_of_product`, `sum_of_convolution`: terms of a sum that its start and end are worth.
     `tile`, `tile_fp32`: rows and columns of an output's tile with and without tensor cores.
     `unaligned`, `unaligned_hopper`: times as long if rows do not begin at 16 bytes. `waves`: of
-    blocks that a product's last one costs. `weight_gradient`: times as long as a forward.
-    `turned`, `turned_1x1`: times that a convolution's bytes are read and written to turn layouts.
+    blocks that a product's last one costs. `weight_gradient`: times as long as a forward;
+    `weight_gradient_tf32`: in TF32 and channels last, whose sums run over pixels that are not next
+    to each other. `turned`, `turned_1x1`: times that a convolution's bytes are read and written to
+    turn layouts.
     Groups of convolutions on tensor cores in channels_last: `groups_fast` times their FLOPs where
     cuDNN has a kernel, else so many passes (`few_groups_wide`: of fewer than 24 groups of more than
     48 channels); in other layouts and types `groups` times (1 + `groups_padding` / channels) to
@@ -58,6 +60,7 @@ class Shapes(NamedTuple):
     unaligned_hopper: float
     waves: float
     weight_gradient: float
+    weight_gradient_tf32: float
     turned: float
     turned_1x1: float
     groups_narrow: float
@@ -102,6 +105,7 @@ FITTED = Shapes(
     unaligned_hopper=4.13,
     waves=0.397,
     weight_gradient=1.26,
+    weight_gradient_tf32=2.89,
     turned=1.43,
     turned_1x1=0.448,
     groups_narrow=29.6,
@@ -188,13 +192,13 @@ class GpuTime:
         return self._moving_s(one)
 
     def turns_layouts(self, one: Operator) -> bool:
-        """Whether a convolution's operands are turned to channels last, and its result back.
+        """Whether a convolution's operands are turned to another layout, and its result back.
 
-        Tensor-core kernels of cuDNN want that. Source: NVIDIA, "Convolutional layers user's guide",
-        tensor layouts.
+        Tensor-core kernels of cuDNN want channels last, float32's (Winograd) contiguous tensors.
+        Source: NVIDIA, "Convolutional layers user's guide", tensor layouts.
         """
         is_such = one.kind in _CONVOLUTIONS and not _is_depthwise(one)
-        return is_such and not self.channels_last and self._rate_of(one) != "fp32"
+        return is_such and self.channels_last == (self._rate_of(one) == "fp32")
 
     def _moving_s(self, one: Operator) -> float:
         """Passes over what an operator reads and writes."""
@@ -276,19 +280,18 @@ class GpuTime:
         if self.turns_layouts(one):
             shapes = self.shapes
             turned = shapes.turned if one.kernel > 1 else shapes.turned_1x1
-            moved = one.bytes_read + one.bytes_written
-            bandwidth = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
-            seconds += 2 * turned * moved / bandwidth * self._bound(shapes.bound_others)
+            seconds += 2 * turned * self._bytes_s(one) * self._bound(shapes.bound_others)
         return seconds
 
     def _dense_s(self, one: Operator, rate: Rate, channels: _Channels) -> float:
-        seconds = self._product_s(one)
+        seconds, shapes = self._product_s(one), self.shapes
         if rate != "fp32":
             seconds *= max(1.0, _LANES / channels.taken) ** 2
         elif one.kernel == 9 and channels.taken >= _WINOGRAD_CHANNELS:
             seconds /= _WINOGRAD
         if one.kind == "convolution_weight_gradient":
-            seconds *= self.shapes.weight_gradient
+            is_strided = rate == "tf32" and self.channels_last
+            seconds *= shapes.weight_gradient_tf32 if is_strided else shapes.weight_gradient
         return seconds
 
     def _grouped_s(self, one: Operator, rate: Rate, channels: _Channels) -> float:

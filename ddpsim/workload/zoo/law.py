@@ -7,7 +7,7 @@ device's floor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,8 @@ from ddpsim.workload.zoo.gpu_time import GpuTime
 # kernels that turn a convolution's operands to channels last and its result back; the gradient's
 # two convolutions share theirs
 _TURNS = {"convolution": 3, "convolution_input_gradient": 1, "convolution_weight_gradient": 2}
+
+_SMALL_CHANNELS = 64  # of convolutions that torch.compile leaves contiguous
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class Law:
 
     @classmethod
     def of(
-        cls, workload: Workload, device: Device, arithmetic: Arithmetic, other_left: float
+        cls,
+        workload: Workload,
+        device: Device,
+        arithmetic: Arithmetic,
+        other_left: float,
+        operators: Iterable[Operator] = (),
     ) -> Law:
-        """Return a step's law; what is compiled is in channels last (torch/_inductor/config.py)."""
+        """Return the law of a step, whose operators tell how torch.compile lays them out."""
         compiles = bool(workload.compile)
-        last = workload.memory_format == "channels_last" or compiles
+        last = workload.memory_format == "channels_last"
+        last = last or (compiles and _compiled_to_channels_last(operators))
         return cls(device, arithmetic, other_left, compiles=compiles, channels_last=last)
 
     def work(self, one: Operator) -> Work:
@@ -83,6 +91,23 @@ class Law:
         reached = device.efficiency(self.arithmetic.rate, convolution=one.kind in _TURNS)
         peak = device.peak_flops_per_s[self.arithmetic.rate]
         return one.flops / (peak * reached) + moved_bytes / bytes_per_s
+
+
+def _compiled_to_channels_last(operators: Iterable[Operator]) -> bool:
+    """Whether torch.compile turns a model in contiguous tensors to channels last.
+
+    Not with grouped or narrowing convolutions, or small ones alone. Source:
+    torch/_inductor/graph.py (decide_layout_opt).
+    """
+    every_one_is_small = True
+    for one in operators:
+        if one.kind != "convolution":
+            continue
+        taken, given = one.k / one.kernel, one.count * one.n
+        if (one.count > 1 and taken > 1) or (one.kernel > 1 and 2 * given <= taken):
+            return False
+        every_one_is_small = every_one_is_small and max(taken, given) <= _SMALL_CHANNELS
+    return not every_one_is_small
 
 
 # transformers' eager_attention_forward: product (w), scale (rw), mask (rw), softmax (rw), dropout

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="a capture runs torch")
 
+from helpers.oracles.compiled_layouts import is_turned
 from torch import nn
 
 from calibrate.capture.capture import Inexact, capture, fit, render, value_at
@@ -25,7 +27,10 @@ from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import zoo_document
 from ddpsim.scenario.options.model_file import read_known
+from ddpsim.scenario.workload import Workload
+from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.operators import MULTIPLYING, Operator
+from ddpsim.workload.zoo.law import Law
 from ddpsim.workload.zoo.step import step_of
 
 CODE = """
@@ -108,6 +113,28 @@ def recurrent(batch: int = 4, seq_len: int = 16):
 
 def sparse(batch: int = 4):
     return nn.Embedding(50, 16, sparse=True), torch.randint(0, 50, (batch, 3)), mean
+
+class Convolved(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(*(nn.Conv2d(*layer, bias=False) for layer in layers))
+
+USUAL = (3, 96, 3), (96, 128, 3)
+LAYERS = {
+    "usual": USUAL,
+    "small": ((3, 64, 3), (64, 64, 3)),
+    "narrowing": (*USUAL, (128, 64, 3)),
+    "narrowing_by_one": (*USUAL, (128, 64, 1)),
+    "grouped": (*USUAL, (128, 128, 3, 1, 1, 1, 4)),
+    "depthwise": (*USUAL, (128, 128, 3, 1, 1, 1, 128)),
+}
+
+def images():
+    return torch.randn(2, 3, 16, 16)
+
+def __getattr__(name):
+    def convolved(batch: int = 2):
+        return Convolved(*LAYERS[name]), images(), mean
+    return convolved
 """
 
 
@@ -121,6 +148,24 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sou
         return function_source(f"own_code:{name}", batch, size)
 
     return of
+
+
+@pytest.mark.parametrize(
+    "name", ["usual", "small", "narrowing", "narrowing_by_one", "grouped", "depthwise"]
+)
+def test_compiled_convolutions_are_laid_out_as_torch_does(
+    source: Callable[..., Source], name: str
+) -> None:
+    step = step_of(capture(source(name))["captured"], "fp32", 2, 0)
+    operators = [one for row in step.forward for one in row]
+    workload = Workload(batch_per_rank=2, model="resnet50", precision="fp32", compile=True)
+    cluster = {"device": "a100-sxm-80gb", "nodes": 1, "gpus_per_node": 1}
+    job = {"schema": "ddpsim/1", "workload": {"model": "resnet50", "batch_per_rank": 2}}
+    device = load_scenario(job | {"cluster": cluster}).cluster.device
+    law = Law.of(workload, device, arithmetic_of("fp32", device), 1.0, operators)
+    own_code = sys.modules["own_code"]
+    make = partial(own_code.Convolved, *own_code.LAYERS[name])
+    assert law.channels_last == is_turned(make, (2, 3, 16, 16))
 
 
 def test_the_batch_and_the_size_stay_free(source: Callable[..., Source]) -> None:
