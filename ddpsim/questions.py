@@ -99,13 +99,13 @@ def compare_documents(
 ) -> Comparison:
     """Compare a document with others by their titles, and with options; raises ScenarioError."""
     from ddpsim.planning import compare as comparing
-    from ddpsim.planning.shardings import own_options
+    from ddpsim.planning.shardings import as_ddp, own_options
     from ddpsim.prediction.api import checked
     from ddpsim.scenario.load import parse
 
     own = document
     if each_strategy:
-        document = document.changed(comparing.ddp_settings(document))
+        document = document.changed(as_ddp(parse(document).ddp))
     first = checked(document)
     options = [comparing.option(other, title=title) for title, other in others]
     if each_flag:

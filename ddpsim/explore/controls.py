@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from ddpsim.cluster.wires import link_of
-from ddpsim.planning.shardings import without_ddp_options
+from ddpsim.planning.shardings import set_aside
 from ddpsim.scenario import catalog
-from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.checkpointing import WORDS as WORDS_OF_CHECKPOINTING
 from ddpsim.scenario.options.checkpointing import Checkpointing
@@ -95,8 +95,7 @@ def places(scenario: Scenario) -> dict[str, Any]:
 
 def leaving(ddp: Ddp) -> list[str]:
     """Settings that take back what goes with the scenario's strategy alone."""
-    drops = [f"ddp.{key}=null" for key in OF_STRATEGIES if getattr(ddp, key)]
-    return [*drops, *(without_ddp_options(ddp) if ddp.is_ddp else ())]
+    return [*set_aside(dict(ddp), "")]
 
 
 def _list(key: str, name: str, group: str, values: Iterable[str]) -> dict[str, Any]:

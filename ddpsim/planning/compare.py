@@ -11,11 +11,12 @@ from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import (
     ALL_REDUCE_EACH,
+    as_ddp,
     fit_in_words,
+    set_aside,
     settings_to_fit,
     shardings,
     strategy_name,
-    without_ddp_options,
 )
 from ddpsim.prediction.api import predicted
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
@@ -28,7 +29,7 @@ from ddpsim.progress import Stage, stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import BUFFERS_DIFFER, Change, Comparison
 from ddpsim.result.model import Brief
-from ddpsim.scenario.ddp import OF_HOOKS, OF_STRATEGIES, Ddp
+from ddpsim.scenario.ddp import OF_HOOKS, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.checkpointing import WORDS
@@ -257,18 +258,6 @@ def each_flag(document: Document) -> Iterator[Option]:
         yield option(document, *settings, note=note)
 
 
-def ddp_settings(document: Document) -> tuple[str, ...]:
-    """What makes a scenario's strategy DDP; nothing where it is. Raises ScenarioError."""
-    ddp = parse(document).ddp
-    return () if ddp.strategy == "ddp" else _as_ddp(ddp)
-
-
-def _as_ddp(ddp: Ddp) -> tuple[str, ...]:
-    """DDP, without options of another strategy."""
-    drops = (f"ddp.{key}=null" for key in (*OF_STRATEGIES, "options") if getattr(ddp, key))
-    return ("ddp.strategy=ddp", *drops)
-
-
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
     drops = [key for key, own in OF_HOOKS.items() if getattr(ddp, key) and hook != own]
@@ -278,26 +267,23 @@ def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
 def each_strategy(document: Document, own: Mapping[str, Any] | None = None) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
-    `document` has the settings of `ddp_settings`. `own`: the `own_options` before these.
+    `document` has the settings of `as_ddp`. `own`: the `own_options` before these.
     """
     scenario = parse(document)
     if scenario.cluster.algorithm == "data_parallel":
         key, reason = "cluster.algorithm", "data_parallel is a strategy of its own; write auto"
         raise ScenarioError([document.blame(InputError(key, reason))])
     ddp = scenario.ddp
-    usual = without_ddp_options(ddp)
-    synced = usual if ddp.no_sync else (*usual, "ddp.no_sync=true")
-    for strategy in ("naive", "naive_flat", "per_parameter"):
-        added = usual if strategy == "per_parameter" else synced
-        settings = (f"ddp.strategy={strategy}", *added)
-        yield option(document, *settings, title=strategy, note=_unlike(scenario))
-    server = ("ddp.strategy=parameter_server", *synced)
-    yield option(document, *server, title="parameter_server", note=_unlike(scenario))
-    local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}", *synced)
+
+    def chosen(strategy: str) -> tuple[str, ...]:
+        return (f"ddp.strategy={strategy}", *set_aside(dict(ddp), strategy))
+
+    for name in ("naive", "naive_flat", "per_parameter", "parameter_server"):
+        yield option(document, *chosen(name), title=name, note=_unlike(scenario))
+    local = (*chosen("local_sgd"), f"ddp.local_sgd.every={_EVERY}")
     yield option(document, *local, title=f"local_sgd, every={_EVERY}", note="another training")
     for name in other_strategies():
-        settings = (f"ddp.strategy={name}", *synced)
-        yield option(document, *settings, title=name, note="of another package")
+        yield option(document, *chosen(name), title=name, note="of another package")
     parts = Parts()
     for settings in shardings(scenario, own, rounds=True):
         name = strategy_name(settings)
@@ -369,7 +355,7 @@ def _optimizers(own: Optimizer) -> Iterator[tuple[Sequence[str], str]]:
 
 def _of_another_strategy(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     """DDP instead, and Megatron's other type of gradients."""
-    yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
+    yield as_ddp(ddp), "another training" if ddp.local_sgd else ""
     if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
         on = not ddp.shards.grad_reduce_in_bf16
         yield [f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"], ""

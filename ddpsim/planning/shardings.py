@@ -10,16 +10,16 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
-from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.ddp import OF_STRATEGIES, OMIT_SYNC, WRAPPED, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
+from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
 
-_SECTIONS = ("zero1", "deepspeed", "fully_shard", "fsdp1")  # of options
-AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
 _OWN = ("deepspeed", "fully_shard")  # options that another strategy's scenario has not
 _STAGE = "ddp.deepspeed.stage"
+_PARAMS = "ddp.deepspeed.params"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 ALL_REDUCE_EACH = "ddp.fully_shard.all_reduce_last_only=false"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
@@ -28,6 +28,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
     "find_unused_parameters": "ddp.find_unused_parameters=false",
     "static_graph": "ddp.static_graph=false",
+    "bucket_order": "ddp.bucket_order=ready",
     "broadcast_buffers": "ddp.broadcast_buffers=true",
     "comm_hook": "ddp.comm_hook=none",
     "post_local_sgd": "ddp.post_local_sgd=null",
@@ -63,9 +64,31 @@ def _as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
     return {"units": own["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
 
 
-def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
-    """What takes back the options that are DDP's alone."""
-    return tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> tuple[str, ...]:
+    """What takes back the options of the section `ddp` that a strategy has not, but others have.
+
+    Without a strategy, those of any. `clips`: the loop clips gradients, as DeepSpeed does itself.
+    """
+    others = [key for key, owners in OF_STRATEGIES.items() if strategy not in owners]
+    if strategy not in other_strategies():
+        others.append("options")
+    found = () if strategy in WRAPPED else _without_ddp_options(ddp)
+    found += tuple(f"ddp.{key}=null" for key in others if ddp.get(key) is not None)
+    if ddp.get("no_sync") is False and strategy not in ("", *OMIT_SYNC):
+        found += ("ddp.no_sync=true",)
+    return (*found, "workload.clip_grad_norm=null") if clips and strategy == "deepspeed" else found
+
+
+def _without_ddp_options(ddp: Mapping[str, Any]) -> tuple[str, ...]:
+    stated = (key for key in _USUAL if ddp.get(key, _DEFAULT[key]) != _DEFAULT[key])
+    return tuple(_USUAL[key] for key in stated)
+
+
+def as_ddp(ddp: Ddp) -> tuple[str, ...]:
+    """DDP, without the options of another strategy; nothing where it is DDP."""
+    if ddp.strategy == "ddp":
+        return ()
+    return ("ddp.strategy=ddp", *set_aside(dict(ddp), "ddp"))
 
 
 def strategy_name(settings: Sequence[str]) -> str:
@@ -77,7 +100,8 @@ def strategy_name(settings: Sequence[str]) -> str:
     strategy = values.get("ddp.strategy", "ddp")
     kept = values.get(_RESHARDS, "default")
     if _STAGE in values:
-        return f"{strategy}, stage={values[_STAGE]}"
+        rounded = f", params={values[_PARAMS]}" if _PARAMS in values else ""
+        return f"{strategy}, stage={values[_STAGE]}{rounded}"
     return strategy if kept == "default" else f"{strategy}, reshard_after_forward={kept}"
 
 
@@ -101,11 +125,11 @@ def shardings(
     node), hsdp, and FSDP1 as it is.
 
     A scenario's own options of a strategy stay, or those of `own` (see `own_options`). Without any,
-    what autocast computes in is gathered, and DeepSpeed overlaps. `rounds`: DeepSpeed sends
-    parameters and gradients in bfloat16 where that is computed in.
+    what autocast computes in is gathered, and DeepSpeed overlaps. `rounds`: DeepSpeed is there a
+    second time, with parameters and gradients in bfloat16 where that is computed in.
     """
     ddp, cluster, own = scenario.ddp, scenario.cluster, own or {}
-    usual = (*without_ddp_options(ddp), *_drops(ddp, "fully_shard"))
+    usual = set_aside(dict(ddp), "fully_shard")
     sharding = own.get("fully_shard", _as_fully_shard(ddp))
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
@@ -116,7 +140,7 @@ def shardings(
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
     deepspeed = _deepspeed(scenario, own.get("deepspeed"), rounds=rounds)
-    found = [("ddp.strategy=zero1", *_drops(ddp, "zero1")), *deepspeed]
+    found = [("ddp.strategy=zero1", *set_aside(dict(ddp), "zero1")), *deepspeed]
     last_only = (sharding or dict(ddp.sharding)).get("all_reduce_last_only")
     among_all = (*usual, ALL_REDUCE_EACH) if last_only else usual
     found += [_sharded("fully_shard", among_all, kept) for kept in keeps]
@@ -125,29 +149,21 @@ def shardings(
     return [*found, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else found
 
 
-def _drops(ddp: Ddp, own: str) -> tuple[str, ...]:
-    """What takes back the options of other strategies."""
-    others = (key for key in _SECTIONS if key != own and getattr(ddp, key) is not None)
-    return tuple(f"ddp.{key}=null" for key in others)
-
-
 def _deepspeed(
     scenario: Scenario, own: Mapping[str, Any] | None, *, rounds: bool
 ) -> list[tuple[str, ...]]:
     """Stages 1 and 2 with a scenario's own options, or overlapped; DeepSpeed clips by itself."""
     ddp, workload = scenario.ddp, scenario.workload
-    usual = (*without_ddp_options(ddp), *_drops(ddp, "deepspeed"))
-    if not ddp.no_sync:
-        usual = (*usual, "ddp.no_sync=true")
-    if workload.clip_grad_norm:
-        usual = (*usual, "workload.clip_grad_norm=null")
+    usual = set_aside(dict(ddp), "deepspeed", clips=bool(workload.clip_grad_norm))
+    types: list[tuple[str, ...]] = [()]
     if own is not None:
         usual = (*usual, f"ddp.deepspeed={json.dumps(own)}")
     elif not (ddp.deepspeed or ddp.strategy == "deepspeed"):
         usual = (*usual, "ddp.deepspeed.overlap_comm=true")
         if rounds and workload.precision in ("amp-bf16", "bf16"):
-            usual = (*usual, "ddp.deepspeed.params=bfloat16")
-    return [("ddp.strategy=deepspeed", *usual, f"{_STAGE}={stage}") for stage in (1, 2)]
+            types.append((f"{_PARAMS}=bfloat16",))
+    stages = [("ddp.strategy=deepspeed", *usual, f"{_STAGE}={stage}") for stage in (1, 2)]
+    return [(*stage, *params) for params in types for stage in stages]
 
 
 def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...]:

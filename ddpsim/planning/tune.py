@@ -16,7 +16,7 @@ from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.many import AtLeast, Best, attempt_many
-from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings, strategy_name
+from ddpsim.planning.shardings import as_ddp, is_sharding, shardings, strategy_name
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
 from ddpsim.result.changes import Change, Comparison
@@ -291,7 +291,7 @@ class _Search:
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
         caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
-        plain = [() if is_ddp else AS_DDP]
+        plain = [() if is_ddp else as_ddp(self.scenario.ddp)]
         views = [(f"ddp.gradient_as_bucket_view={value}",) for value in ("false", "true")]
         of_ddp = product(self._batches(), plain, self._hooks(), views, caps)
         rounds = self.limits.may_round

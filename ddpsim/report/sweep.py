@@ -8,7 +8,7 @@ from io import BytesIO, StringIO
 from itertools import groupby
 from textwrap import wrap
 
-from ddpsim.report.lines import as_text, labelled, listed, noted_noise, screen_width
+from ddpsim.report.lines import as_text, by_text, labelled, listed, noted_noise, screen_width
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
@@ -128,6 +128,8 @@ def _answer(sweep: Sweep) -> Iterator[str]:
     yield from noted_noise(sweep.noise)
     if sweep.some_do_not_fit:
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
+    aside = {name: ", ".join(settings) for name, settings in sweep.set_aside.items()}
+    yield from listed("set aside", by_text(aside))
     for warning in sweep.warnings:
         yield from labelled("! *", warning)
     if not any(point.interval_s for point in sweep.points):

@@ -49,13 +49,15 @@ _WITHOUT_NOISE = ("gpus", "memory")
 class Point:
     """One scenario of a sweep; `problem` says why it has no `brief`.
 
-    `interval_s`: the 80 % interval of its step, where that was asked for.
+    `interval_s`: the 80 % interval of its step, where that was asked for. `set_aside`: settings
+    that take back options which its strategy has not.
     """
 
     settings: tuple[Setting, ...]
     brief: Brief | None
     problem: str | None = None
     interval_s: tuple[float, float] | None = None
+    set_aside: tuple[str, ...] = ()
 
     @property
     def usable(self) -> Brief | None:
@@ -111,6 +113,16 @@ class Sweep(Tabled):
         goal = GOALS[self.goals[0]]
         usable = [point for point in self.points if point.usable]
         return max(usable, key=lambda point: self._value(point, goal), default=None)
+
+    @property
+    def set_aside(self) -> dict[str, tuple[str, ...]]:
+        """By strategy, the settings that take back options which it has not."""
+        found: dict[str, tuple[str, ...]] = {}
+        for point in self.points:
+            if point.set_aside:
+                strategy = dict(point.settings)["ddp.strategy"]
+                found[strategy] = tuple(dict.fromkeys((*found.get(strategy, ()), *point.set_aside)))
+        return found
 
     @property
     def keeps_own(self) -> bool:
@@ -195,6 +207,7 @@ class Sweep(Tabled):
             "flat": [asdict(region) | {"within": self.within} for region in self.flat_regions()],
             "warnings": self.warnings,
             "noise": rounded(self.noise),
+            "set_aside": self.set_aside,
             "points": self.rows(),
         }
 

@@ -36,8 +36,9 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
     options["forward_sync_buffers"] = options["broadcast_buffers"]
 
 
-_DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
+WRAPPED = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
+OMIT_SYNC = (*WRAPPED, "per_parameter", "fsdp1", *_FULLY_SHARDED)  # strategies with a no_sync
 _OF_TORCH_1 = ("ddp", "naive", "naive_flat", "parameter_server")
 OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("local_sgd", "per_parameter", "parameter_server", "zero1")},
@@ -182,7 +183,7 @@ class Ddp(Spec):
     @property
     def is_ddp(self) -> bool:
         """Whether the module is wrapped in DistributedDataParallel."""
-        return self.strategy in _DDP
+        return self.strategy in WRAPPED
 
     @property
     def sharding(self) -> FullyShard:
@@ -309,7 +310,7 @@ class Ddp(Spec):
     @classmethod
     def _of_ddp_alone(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
-        has = (*_DDP, "naive_flat") if info.field_name == "bucket_cap_mb" else _DDP
+        has = (*WRAPPED, "naive_flat") if info.field_name == "bucket_cap_mb" else WRAPPED
         if strategy not in has and value != cls.model_fields[str(info.field_name)].default:
             owned = [key for key, owners in OF_STRATEGIES.items() if strategy in owners]
             if info.field_name == "mixed_precision" and strategy in (*_FULLY_SHARDED, "fsdp1"):
@@ -325,7 +326,7 @@ class Ddp(Spec):
             raise fail("Megatron reduces with the last micro-batch alone; leave it out")
         if not value and strategy == "deepspeed":
             raise fail("stage 2 reduces every micro-batch, stage 1 the last alone; leave it out")
-        if not value and strategy not in (*_DDP, "per_parameter", "fsdp1", *_FULLY_SHARDED):
+        if not value and strategy not in OMIT_SYNC:
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
                 "leave it out"

@@ -45,14 +45,14 @@ def test_every_way_can_be_simulated_from_any_of_them(base: tuple[str, ...]) -> N
     assert {ddp.sharding.mixed_precision.param for ddp in found[3:]} == {"bfloat16"}
 
 
-@pytest.mark.parametrize(("rounds", "params"), [(False, None), (True, "bfloat16")])
-def test_deepspeed_clips_by_itself_and_rounds_where_asked(rounds: bool, params: str | None) -> None:
+@pytest.mark.parametrize(("rounds", "params"), [(False, [None]), (True, [None, "bfloat16"])])
+def test_deepspeed_clips_by_itself_and_rounds_where_asked(rounds: bool, params: list[str]) -> None:
     own = document(*AS_DDP, "workload.clip_grad_norm=true", "ddp.no_sync=false")
-    stages = shardings(parse(own), rounds=rounds)[1:3]
-    found = [parse(own.changed(settings)) for settings in stages]
-    assert [scenario.ddp.zero.stage for scenario in found] == [1, 2]
+    ways = [way for way in shardings(parse(own), rounds=rounds) if "deepspeed" in way[0]]
+    found = [parse(own.changed(settings)) for settings in ways]
     assert all(scenario.ddp.zero.overlap_comm for scenario in found)
-    assert {scenario.ddp.zero.params for scenario in found} == {params}
+    told = [(scenario.ddp.zero.stage, scenario.ddp.zero.params) for scenario in found]
+    assert told == [(stage, type_) for type_ in params for stage in (1, 2)]
     assert {scenario.workload.clip_grad_norm for scenario in found} == {None}
 
 
@@ -96,13 +96,31 @@ def test_tables_tell_the_options_of_their_rows(cli: Callable[..., Outcome]) -> N
         sharded = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
         assert f"fully_shard; hsdp: {sharded}" in told.replace("\n            ", " ")
         assert "deepspeed: ddp.deepspeed.overlap_comm=true" in told
-        assert ("ddp.deepspeed.params=bfloat16" in told) is (asked[0] == "compare")
+        assert "ddp.deepspeed.params" not in told
+
+
+def test_a_name_stands_for_the_same_settings_in_every_command() -> None:
+    """A row of a plan is the row of that name in a comparison, and what `run` says of it."""
+    own = document(*AS_DDP)
+    asked = planned("1k samples", global_batch=None)
+    rows = {change.title: change for change in ddpsim.compare(own, each_strategy=True).changes}
+    plans = plan_each_strategy(own, partial(asked, max_gpus=4))
+    named = [each for each in plans if each.name != "ddp"]
+    assert len(named) == 8
+    for each in named:
+        assert each.plan
+        alone = predict(parse(own.changed(each.settings))).iteration_time_s.mean
+        (size,) = (size for size in each.plan.sizes if (size.nodes, size.gpus) == (2, 4))
+        assert size.step_s == pytest.approx(alone, rel=1e-9)
+        assert rows[each.name].step_s == pytest.approx(alone, rel=1e-9)
+    rounded = rows["deepspeed, stage=2, params=bfloat16"]
+    assert (rounded.step_s or 0) < (rows["deepspeed, stage=2"].step_s or 0)
 
 
 def test_what_rounds_gradients_is_not_the_best() -> None:
     found = ddpsim.compare(document(*AS_DDP), each_strategy=True)
     rounded = {change.title for change in found.changes if "rounded to 16 bits" in change.note}
-    assert rounded == {"deepspeed, stage=1", "deepspeed, stage=2"}
+    assert rounded == {f"deepspeed, stage={n}, params=bfloat16" for n in (1, 2)}
     assert found.best is None or found.best.title not in rounded
 
 

@@ -19,8 +19,9 @@ from shipped_scenarios import load, predict, suggested
 
 import ddpsim
 from ddpsim.errors import DdpsimError
-from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy
+from ddpsim.planning.compare import compare, each_flag, each_strategy
 from ddpsim.planning.explain import explain_step
+from ddpsim.planning.shardings import as_ddp
 from ddpsim.planning.tune import TuneError, tune
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import steps_of
@@ -290,17 +291,18 @@ def test_verbose_shows_sources_whole(cli: Callable[..., Outcome]) -> None:
 def test_each_strategy_is_compared_with_ddp() -> None:
     few = ("ddp.accumulation_steps=2", "workload.model=resnet18", "run.iterations=2")
     base = document("naive-vs-ddp", *few)
-    as_ddp = document("naive-vs-ddp", *few, *ddp_settings(base))
-    changes = {c.title: c for c in compare(parse(as_ddp), each_strategy(as_ddp)).changes}
+    plain = document("naive-vs-ddp", *few, *as_ddp(parse(base).ddp))
+    changes = {c.title: c for c in compare(parse(plain), each_strategy(plain)).changes}
     kept = ", reshard_after_forward="
     assert list(changes) == [
         *("naive", "naive_flat", "per_parameter", "parameter_server", "local_sgd, every=4"),
         *("zero1", "zero1, hook_with_zero_step", "zero1, hook_with_zero_step_interleaved"),
         *("deepspeed, stage=1", "deepspeed, stage=2"),
+        *(f"deepspeed, stage={stage}, params=bfloat16" for stage in (1, 2)),
         *("fully_shard", f"fully_shard{kept}false", f"fully_shard{kept}8"),
         *("hsdp", f"hsdp{kept}false"),
     ]
-    first = ddpsim.simulate(parse(as_ddp)).iteration_time_s.mean
+    first = ddpsim.simulate(parse(plain)).iteration_time_s.mean
     for change in changes.values():
         alone = predict("naive-vs-ddp", *few, *change.settings)
         assert change.problem is None

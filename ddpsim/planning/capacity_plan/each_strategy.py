@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.shardings import (
-    AS_DDP,
+    as_ddp,
     fit_in_words,
     is_sharding,
     settings_to_fit,
@@ -97,7 +97,6 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
             "compares ddp, zero1, deepspeed, fully_shard, hsdp and fsdp1; ddp.strategy is "
             f"{scenario.ddp.strategy}: set it to one of these, or plan without --each-strategy",
         )
-    plain = () if scenario.ddp.strategy == "ddp" else AS_DDP
     errors: list[DdpsimError] = []
 
     def planned(settings: Sequence[str]) -> StrategyPlan:
@@ -117,7 +116,7 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
         changes = settings_to_fit(document, settings, (answer.nodes, answer.gpus_per_node))
         return replace(planned((*settings, *changes)), changes=changes) if changes else found
 
-    plans = [fitting(settings) for settings in (plain, *shardings(scenario))]
+    plans = [fitting(settings) for settings in (as_ddp(scenario.ddp), *shardings(scenario))]
     gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])
     if gpus is not None:
         plans = [each.on(gpus) for each in plans]

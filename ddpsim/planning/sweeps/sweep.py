@@ -14,6 +14,7 @@ from typing import Any
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.files import open_regular
+from ddpsim.planning.shardings import set_aside
 from ddpsim.planning.sweeps.computation import THIS_PROCESS, Computation, Workers
 from ddpsim.planning.sweeps.grid import Axis, Grid
 from ddpsim.planning.sweeps.journal import Journal, Outcome
@@ -108,7 +109,8 @@ def with_intervals(source: Source, swept: Sweep, most: int = 40) -> Sweep:
     def told(point: Point) -> Point:
         if point.brief is None or not any(point is each for each in chosen):
             return point
-        job = checked_job(document.changed(map(str, point.settings)), parts.of_another_question())
+        settings = (*map(str, point.settings), *point.set_aside)
+        job = checked_job(document.changed(settings), parts.of_another_question())
         return replace(point, interval_s=predicted(job).edges_s)
 
     return replace(swept, points=tuple(map(told, swept.points)))
@@ -124,21 +126,29 @@ def _check(goals: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Requested:
-    """A point before it is computed: its scenario with the scenario's key, or an error."""
+    """A point before it is computed: its scenario with the scenario's key, or an error.
+
+    `set_aside`: settings that take back the options which its strategy has not.
+    """
 
     settings: tuple[Setting, ...]
     scenario: Scenario | None
     key: str = ""
     error: ScenarioError | None = None
+    set_aside: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Requested:
-        """A document's scenario with settings."""
+        """A document's scenario with settings; options of other strategies give way to an axis."""
+        aside: tuple[str, ...] = ()
         try:
-            scenario = parse(document.changed(map(str, settings)))
+            changed = document.changed(map(str, settings))
+            if any(setting.key == "ddp.strategy" for setting in settings):
+                aside = _set_aside(changed.data)
+            scenario = parse(changed.changed(aside))
         except ScenarioError as error:
             return cls(settings, None, error=error)
-        return cls(settings, scenario, _key(scenario))
+        return cls(settings, scenario, _key(scenario), set_aside=aside)
 
     def checked_against(self, own: Scenario | None) -> _Requested:
         """With an error where `own` states a measured step that does not hold for this scenario."""
@@ -154,8 +164,18 @@ class _Requested:
         """The point with its outcome, out of all by key."""
         outcome = str(self.error) if self.error else found[self.key]
         if isinstance(outcome, Brief):
-            return Point(self.settings, outcome)
+            return Point(self.settings, outcome, set_aside=self.set_aside)
         return Point(self.settings, None, outcome)
+
+
+def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a point's strategy has not, though the scenario or another axis states it."""
+    ddp, workload = data["ddp"], data.get("workload")
+    clips = isinstance(workload, Mapping) and bool(workload.get("clip_grad_norm"))
+    found = set_aside(ddp, str(ddp["strategy"]), clips=clips)
+    if ddp["strategy"] == "naive_flat":  # the cap is its own option, too
+        return tuple(each for each in found if not each.startswith("ddp.bucket_cap_mb="))
+    return found
 
 
 def _key(scenario: Scenario) -> str:

@@ -49,6 +49,36 @@ def test_each_point_is_what_run_says() -> None:
         assert point.brief.memory_bytes_per_gpu == result.memory_bytes_per_gpu
 
 
+def test_options_of_other_strategies_are_set_aside_and_named() -> None:
+    """Whether the scenario or another axis states them; each point is `run` with them."""
+    own = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "gpt2", "batch_per_rank": 4, "clip_grad_norm": True},
+        "ddp": {"bucket_cap_mb": 50, "bucket_order": "reversed", "no_sync": False},
+        "cluster": {"machine": "dgx-a100", "nodes": 2},
+    }
+    grid = Grid.of(
+        [
+            "ddp.strategy=ddp,fully_shard,deepspeed,naive_flat",
+            "ddp.fully_shard.reshard_after_forward=true,false",
+        ]
+    )
+    found = sweep(own, grid)
+    assert [point.problem for point in found.points] == [None] * 8
+    for point in found.points:
+        settings = [*map(str, point.settings), *point.set_aside]
+        brief = ddpsim.simulate(ddpsim.load_scenario(own, settings))
+        assert point.brief
+        assert point.brief.iteration_time_s == brief.iteration_time_s
+    assert found.set_aside["ddp"] == ("ddp.fully_shard=null",)
+    usual = ("ddp.bucket_cap_mb=default", "ddp.bucket_order=ready")
+    assert found.set_aside["fully_shard"] == usual
+    assert found.set_aside["naive_flat"] == (usual[1], "ddp.fully_shard=null", "ddp.no_sync=true")
+    assert found.set_aside["deepspeed"][-1] == "workload.clip_grad_norm=null"
+    assert found.to_dict()["set_aside"] == found.set_aside
+    assert "set aside   ddp: ddp.fully_shard=null\n" in render_sweep(found)
+
+
 def test_a_measured_step_says_nothing_of_another_batch_or_device() -> None:
     straggler = ROOT / "scenarios" / "straggler.yaml"
     for setting in ("workload.batch_per_rank=32,64", "cluster.device=v100-sxm-32gb,a100-sxm-40gb"):

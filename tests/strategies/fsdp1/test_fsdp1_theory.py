@@ -15,8 +15,8 @@ from ddpsim.cluster.transfers import TURNS
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import ScenarioError
-from ddpsim.planning.compare import compare, ddp_settings, option
-from ddpsim.planning.shardings import shardings, strategy_name
+from ddpsim.planning.compare import compare, option
+from ddpsim.planning.shardings import as_ddp, shardings, strategy_name
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import Step, steps_of
@@ -169,7 +169,7 @@ def test_it_is_ranked_beside_other_strategies() -> None:
     ways = {strategy_name(settings): settings for settings in shardings(parse(document))}
     assert "fsdp1" not in [strategy_name(s) for s in shardings(scenario_of(strategy="ddp"))]
     named = [option(document, *ways[name], title=name) for name in ("fully_shard", "fsdp1")]
-    plain = parse(document.changed(ddp_settings(document)))
+    plain = parse(document.changed(as_ddp(parse(document).ddp)))
     newer, own = compare(plain, named).changes
     assert newer.memory_bytes < own.memory_bytes < 0
     assert parse(document.changed(named[0].settings)).ddp.gathers_half
