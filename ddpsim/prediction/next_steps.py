@@ -348,11 +348,11 @@ def _narrowing(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
         ),
     }
     wide = [
-        (max(source.low_s, source.high_s), source.input)
+        (source.width_s, max(source.low_s, source.high_s), source.input)
         for source in (interval.sources if interval else ())
         if measurable.get(source.input, (False,))[0]
     ]
-    width_s, widest = max(wide, default=(0.0, ""))
+    _, width_s, widest = max(wide, default=(0.0, 0.0, ""))
     if width_s >= _WORTH_TRYING * result.iteration_time_s.mean:
         _, measure, setting = measurable[widest]
         why = f"the {widest} adds up to {format_duration(width_s)} to the interval: {measure}"

@@ -183,7 +183,7 @@ def _interval_sources(interval: PredictionInterval | None) -> Iterator[str]:
 
 
 def _moves(source: IntervalSource) -> bool:
-    return max(source.low_s, source.high_s) > 0
+    return source.width_s > 0
 
 
 def _estimate(estimate: Estimate) -> Iterator[str]:

@@ -171,7 +171,7 @@ def _trust(result: Result) -> Iterator[str]:
     interval = result.prediction_interval_s
     moving = sorted(
         (source for source in (interval.sources if interval else ()) if source.high_s),
-        key=lambda source: -max(source.low_s, source.high_s),
+        key=lambda source: -source.width_s,
     )[:_TRUSTED]
     rows = [(source.input, details.effect(source), _known_by(source, result)) for source in moving]
     yield from columns("trust", rows, whole=False)

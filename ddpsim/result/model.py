@@ -46,6 +46,11 @@ class IntervalSource:
     basis: str
     usual_s: float = 0.0
 
+    @property
+    def width_s(self) -> float:
+        """Seconds between its two edges, by which sources are ranked."""
+        return self.low_s + self.high_s
+
 
 @dataclass(frozen=True, slots=True)
 class PredictionInterval:

@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
-from shipped_scenarios import predict
+from shipped_scenarios import predict, suggested
 
 import ddpsim
 from ddpsim.prediction.interval import RankVariation, prediction_interval, together
 from ddpsim.provenance import Uncertainty
+from ddpsim.report.text import render
 from ddpsim.result.model import IntervalSource
 
 
@@ -30,6 +31,21 @@ def width(result: ddpsim.Result) -> float:
     interval = result.prediction_interval_s
     assert interval is not None
     return interval.high - interval.low
+
+
+def test_what_widens_the_interval_most_is_named_first() -> None:
+    """The network moves both edges, a slow host the upper one alone, and that further."""
+    settings = ("workload.batch_per_rank=4", "workload.precision=amp-bf16")
+    slow = ("resnet50-2x8-25gbit", *settings)
+    result = predict(*slow)
+    assert result.prediction_interval_s
+    known = {source.input: source for source in result.prediction_interval_s.sources}
+    assert known["host time"].high_s > known["network model"].high_s
+    assert known["host time"].width_s < known["network model"].width_s
+    first, second = render(result, "slow.yaml").partition("\ntrust ")[2].split("\n")[:2]
+    assert first.strip().startswith("network model ")
+    assert second.strip().startswith("host time ")
+    assert any("cluster.all_reduce=" in step for step in suggested(*slow))
 
 
 def test_a_straggler_is_as_uncertain_as_the_others() -> None:

@@ -140,7 +140,7 @@ class _Planner:
             interval_level=interval.level if interval else None,
             widest=max(
                 interval.sources if interval else (),
-                key=lambda source: source.low_s + source.high_s,
+                key=lambda source: source.width_s,
                 default=None,
             ),
             critical_batch=asked.critical_batch,
