@@ -99,9 +99,10 @@ def compare_documents(
 ) -> Comparison:
     """Compare a document with others by their titles, and with options; raises ScenarioError."""
     from ddpsim.planning import compare as comparing
-    from ddpsim.planning.shardings import as_ddp, own_options
+    from ddpsim.planning.shardings import own_options
     from ddpsim.prediction.api import checked
     from ddpsim.scenario.load import parse
+    from ddpsim.scenario.set_aside import as_ddp
 
     own = document
     if each_strategy:

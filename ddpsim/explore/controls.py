@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from ddpsim.cluster.wires import link_of
-from ddpsim.planning.shardings import set_aside
 from ddpsim.scenario import catalog
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.links import InterNode
@@ -15,6 +14,7 @@ from ddpsim.scenario.options.checkpointing import Checkpointing
 from ddpsim.scenario.options.ddp_values import OWN_STRATEGIES, CommHook
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import set_aside
 from ddpsim.scenario.workload import Precision
 from ddpsim.units import format_bytes_per_s, format_duration
 

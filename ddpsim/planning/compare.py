@@ -11,9 +11,7 @@ from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import (
     ALL_REDUCE_EACH,
-    as_ddp,
     fit_in_words,
-    set_aside,
     settings_to_fit,
     shardings,
     strategy_name,
@@ -37,6 +35,7 @@ from ddpsim.scenario.options.fine_tuning import BASES
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp, set_aside
 from ddpsim.scenario.workload import Optimizer, Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.numerics import other_numerics

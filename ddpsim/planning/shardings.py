@@ -10,37 +10,18 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
-from ddpsim.scenario.ddp import OF_STRATEGIES, OMIT_SYNC, WRAPPED, Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
-from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import set_aside
 
 _OWN = ("deepspeed", "fully_shard")  # options that another strategy's scenario has not
 _STAGE = "ddp.deepspeed.stage"
 _PARAMS = "ddp.deepspeed.params"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 ALL_REDUCE_EACH = "ddp.fully_shard.all_reduce_last_only=false"
-_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
-_USUAL = {  # settings that take back what is DDP's alone
-    "bucket_cap_mb": "ddp.bucket_cap_mb=default",
-    "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
-    "find_unused_parameters": "ddp.find_unused_parameters=false",
-    "static_graph": "ddp.static_graph=false",
-    "bucket_order": "ddp.bucket_order=ready",
-    "broadcast_buffers": "ddp.broadcast_buffers=true",
-    "comm_hook": "ddp.comm_hook=none",
-    "post_local_sgd": "ddp.post_local_sgd=null",
-    "power_sgd": "ddp.power_sgd=null",
-    "top_k": "ddp.top_k=null",
-    "join": "ddp.join=null",
-    "mixed_precision": "ddp.mixed_precision=null",
-    "optimizer_in_backward": "ddp.optimizer_in_backward=false",
-    "optimize_ddp": "ddp.optimize_ddp=true",
-    "reduced_again": "ddp.reduced_again=null",
-}
-
 _WORDS = {
     "ddp.gradient_as_bucket_view": "gradient views",
     "ddp.fully_shard.offload_policy": "offloaded",
@@ -62,33 +43,6 @@ def _as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
     own = ddp.fsdp1.model_dump(mode="json")
     mixed = own["mixed_precision"]
     return {"units": own["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
-
-
-def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> tuple[str, ...]:
-    """What takes back the options of the section `ddp` that a strategy has not, but others have.
-
-    Without a strategy, those of any. `clips`: the loop clips gradients, as DeepSpeed does itself.
-    """
-    others = [key for key, owners in OF_STRATEGIES.items() if strategy not in owners]
-    if strategy not in other_strategies():
-        others.append("options")
-    found = () if strategy in WRAPPED else _without_ddp_options(ddp)
-    found += tuple(f"ddp.{key}=null" for key in others if ddp.get(key) is not None)
-    if ddp.get("no_sync") is False and strategy not in ("", *OMIT_SYNC):
-        found += ("ddp.no_sync=true",)
-    return (*found, "workload.clip_grad_norm=null") if clips and strategy == "deepspeed" else found
-
-
-def _without_ddp_options(ddp: Mapping[str, Any]) -> tuple[str, ...]:
-    stated = (key for key in _USUAL if ddp.get(key, _DEFAULT[key]) != _DEFAULT[key])
-    return tuple(_USUAL[key] for key in stated)
-
-
-def as_ddp(ddp: Ddp) -> tuple[str, ...]:
-    """DDP, without the options of another strategy; nothing where it is DDP."""
-    if ddp.strategy == "ddp":
-        return ()
-    return ("ddp.strategy=ddp", *set_aside(dict(ddp), "ddp"))
 
 
 def strategy_name(settings: Sequence[str]) -> str:
@@ -187,12 +141,9 @@ def settings_to_fit(
             update = {"cluster": scenario.cluster.resized(*size)}
             scenario = scenario.model_copy(update=update)
         ways = ways_to_fit(resolve(scenario, parts=parts), same_strategy=True)
-        found = next((way.settings for way in ways if way.why.startswith("fits")), ())
-        if found:
-            parse(document.changed((*settings, *found)))
     except (InputError, ScenarioError):
         return ()
-    return found
+    return next((way.settings for way in ways if way.why.startswith("fits")), ())
 
 
 def fit_in_words(settings: Sequence[str]) -> str:

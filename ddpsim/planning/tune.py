@@ -16,7 +16,7 @@ from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.many import AtLeast, Best, attempt_many
-from ddpsim.planning.shardings import as_ddp, is_sharding, shardings, strategy_name
+from ddpsim.planning.shardings import is_sharding, shardings, strategy_name
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
 from ddpsim.result.changes import Change, Comparison
@@ -26,6 +26,7 @@ from ddpsim.result.tuning import Tuning
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp
 from ddpsim.units import format_bytes, format_duration
 
 # MiB; the second part: a small first bucket starts the communication early

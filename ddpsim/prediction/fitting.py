@@ -18,6 +18,8 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.document import load
+from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.checkpointing import Checkpointing
 from ddpsim.scenario.options.fully_shard import (
     AS_AUTOCAST,
@@ -100,9 +102,10 @@ class _Way:
         """One more change."""
         return _Way(scenario, (*self.words, words), (*self.settings, *settings))
 
-    def priced(self, parts: Parts) -> _Way | None:
-        """With what it needs; None where it cannot be had."""
+    def priced(self, own: Scenario, parts: Parts) -> _Way | None:
+        """With what it needs; None where it cannot be had, or the settings of `own` are refused."""
         try:
+            parse(load(own, self.settings))
             job = resolve(self.scenario, parts=parts)
         except ScenarioError:
             return None
@@ -152,7 +155,7 @@ def _changed(job: Job, changes: Sequence[_Change], parts: Parts) -> _Way | None:
     way: _Way | None = _Way(job.scenario)
     for change in changes:
         way = way and change(way)
-    return way and way.priced(parts)
+    return way and way.priced(job.scenario, parts)
 
 
 def _is_alone(scenario: Scenario) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
@@ -17,8 +15,11 @@ from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
+from ddpsim.scenario.document import load
 from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp
 from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
@@ -29,7 +30,6 @@ _WORTH_CHECKING = 0.05  # of the step, where something that is not stated would 
 _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should
 _SELDOM = 50  # steps from one read of the loss to the next
 _CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-_Spec = TypeVar("_Spec", bound=BaseModel)
 _Range = tuple[float, float]  # the least and the most
 
 
@@ -49,19 +49,17 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
 
 @dataclass(frozen=True)
 class _Change:
-    """A value for an attribute path of a Scenario, and the same as `--set` takes it."""
+    """Settings of a scenario, and what they are in words."""
 
     why: str
-    path: str
-    value: Any
-    setting: str
-    also: tuple[str, ...] = ()  # settings that drop what the change leaves without effect
+    settings: tuple[str, ...]
 
     @classmethod
     def of(cls, why: str, path: str, value: Any) -> _Change:
-        """A change whose value YAML writes as Python does, but for true and false."""
-        written = str(value).lower() if isinstance(value, bool) else value
-        return cls(why, path, value, f"{path}={written}")
+        """A change whose value YAML writes as Python does, but for true, false and null."""
+        written = {None: "null", True: "true", False: "false"}
+        is_word = value is None or isinstance(value, bool)
+        return cls(why, (f"{path}={written[value] if is_word else value}",))
 
 
 class _Trials:
@@ -73,7 +71,7 @@ class _Trials:
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
         self.before = _samples(job.scenario) / job.step_s()
-        self._known: dict[str, _Range] = {}
+        self._known: dict[tuple[str, ...], _Range] = {}
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
         """Sort changes, the one with the highest throughput first."""
@@ -82,24 +80,24 @@ class _Trials:
         if any(lower[1] > higher[0] for higher, lower in pairwise(ranges)):
             self._known |= self._found([each for each in known if not self._is_known(each)])
         found = self._throughputs(known)
-        return sorted(known, key=lambda each: found[each.setting], reverse=True)
+        return sorted(known, key=lambda each: found[each.settings], reverse=True)
 
     def gain(self, change: _Change) -> str | None:
         """What it adds to the throughput, in percent; None where it is not worth trying."""
-        return self._gain(self._throughputs([change])[change.setting][0])
+        return self._gain(self._throughputs([change])[change.settings][0])
 
-    def _throughputs(self, changes: Sequence[_Change]) -> dict[str, _Range]:
+    def _throughputs(self, changes: Sequence[_Change]) -> dict[tuple[str, ...], _Range]:
         """Each one's, simulated no further than its gain is told in percent."""
-        new = [each for each in changes if each.setting not in self._known]
+        new = [each for each in changes if each.settings not in self._known]
         self._known |= self._found(new, lambda *edges: len(set(map(self._gain, edges))) == 1)
-        return {each.setting: self._known[each.setting] for each in changes}
+        return {each.settings: self._known[each.settings] for each in changes}
 
     def _found(
         self, changes: Sequence[_Change], suffices: Callable[[float, float], bool] | None = None
-    ) -> dict[str, _Range]:
+    ) -> dict[tuple[str, ...], _Range]:
         """Samples per second of all ranks, without noise; 0 where a change does not fit."""
-        jobs = {each.setting: _changed_job(self.job, each) for each in changes}
-        fit = {setting: job for setting, job in jobs.items() if job}
+        jobs = {each.settings: _changed_job(self.job, each) for each in changes}
+        fit = {settings: job for settings, job in jobs.items() if job}
         samples = [_samples(job.scenario) for job in fit.values()]
         steps_s = step_ranges_s(
             [job.calm_request() for job in fit.values()],
@@ -107,12 +105,12 @@ class _Trials:
         )
         each = zip(fit, samples, steps_s, strict=True)
         found = {
-            setting: (many / most_s, many / least_s) for setting, many, (least_s, most_s) in each
+            settings: (many / most_s, many / least_s) for settings, many, (least_s, most_s) in each
         }
         return dict.fromkeys(jobs, (0.0, 0.0)) | found
 
     def _is_known(self, change: _Change) -> bool:
-        least, most = self._known[change.setting]
+        least, most = self._known[change.settings]
         return least == most
 
     def _gain(self, throughput: float) -> str | None:
@@ -135,7 +133,7 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
             gain = trials.gain(change)
             if gain:
                 why = f"{change.why}: throughput {gain}{beside}"
-                yield NextStep(why, (change.setting, *change.also))
+                yield NextStep(why, change.settings)
                 break
 
 
@@ -154,7 +152,7 @@ def _other_buckets(trials: _Trials) -> Iterator[_Change]:
     if asked.cluster.algorithm == "data_parallel" or not asked.ddp.is_ddp:
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
-    changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
+    changes = [_Change(why, (f"{key}={cap:g}",)) for cap in _CAPS_MIB]
     yield from _best(trials, changes)
 
 
@@ -192,12 +190,12 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
         why = f"parameters averaged every {every} steps (another training)"
         yield _Change.of(why, "ddp.local_sgd.every", every)
         return
-    as_ddp = _changed(job.scenario, "ddp.strategy", "ddp")
-    if not job.scenario.ddp.is_ddp and keeps_numerics(job.scenario, as_ddp, job.model):
+    if not job.scenario.ddp.is_ddp:
         why = "DDP: buckets of gradients, sent during the backward"
-        key = job.scenario.ddp.strategy  # may have options of its own
-        also = (f"ddp.{key}=null",) if getattr(job.scenario.ddp, key, None) else ()
-        yield replace(_Change.of(why, "ddp.strategy", "ddp"), also=also)
+        change = _Change(why, as_ddp(job.scenario.ddp))
+        other = _changed_job(job, change)
+        if other and keeps_numerics(job.scenario, other.scenario, job.model):
+            yield change
     yield from trials.in_order([*_newer_torch(job), *_two_bytes(job), *_own_buffers(job)])
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
@@ -207,7 +205,7 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
 def _newer_torch(job: Job) -> Iterator[_Change]:
     if job.scenario.ddp.is_torch_1 and job.model.tied:
         why = "torch 1.9 or newer, which reduces a shared weight once"
-        yield _Change(why, "ddp.torch", "2.11", "ddp.torch='2.11'")
+        yield _Change(why, ("ddp.torch='2.11'",))
 
 
 def _two_bytes(job: Job) -> Iterator[_Change]:
@@ -242,8 +240,8 @@ def _faster_data(trials: _Trials) -> Iterator[_Change]:
     busy_s = result.iteration_time_s.mean - result.breakdown_s.data_wait
     samples = result.throughput_per_gpu * result.iteration_time_s.mean
     rate = float(f"{1.05 * samples / busy_s:.2e}")
-    path, setting = "workload.data.rate_samples_per_s", f"workload.data.rate={rate:g} samples/s"
-    yield _Change("a loader that keeps up with the rest of the step", path, rate, setting)
+    setting = f"workload.data.rate={rate:g} samples/s"
+    yield _Change("a loader that keeps up with the rest of the step", (setting,))
 
 
 def _less_compute(trials: _Trials) -> Iterator[_Change]:
@@ -277,17 +275,17 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
     job = trials.job
     ddp, workload = job.scenario.ddp, job.scenario.workload
     if workload.debug:
-        yield _Change("debug settings off", "workload.debug", None, "workload.debug=null")
+        yield _Change.of("debug settings off", "workload.debug", None)
     if ddp.zero.counts_in_hooks:
         why = "a DeepSpeed whose hooks do not count all parameters"
-        yield _Change(why, "ddp.deepspeed.version", "0.19", "ddp.deepspeed.version='0.19'")
+        yield _Change(why, ("ddp.deepspeed.version='0.19'",))
     if job.model.basis == "roofline":  # a measured step belongs to its batch
         yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
     if workload.read_loss_every and workload.read_loss_every < _SELDOM:
         why = f"the loss read every {_SELDOM} steps"
         yield _Change.of(why, "workload.read_loss_every", _SELDOM)
     if workload.barrier_every:
-        yield _Change("no barrier", "workload.barrier_every", None, "workload.barrier_every=null")
+        yield _Change.of("no barrier", "workload.barrier_every", None)
     if workload.optimizer.may_fuse and job.scenario.cluster.device.kind == "gpu":
         yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
     if ddp.find_unused_parameters and not job.model.unused:
@@ -304,21 +302,14 @@ _CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
 
 
 def _changed_job(job: Job, change: _Change) -> Job | None:
-    """None where the change does not fit: a log of other ranks, or too little memory."""
+    """None where it is refused, as with a log of other ranks, or needs too much memory."""
     try:
-        changed = resolve(_changed(job.scenario, change.path, change.value), parts=job.parts)
+        changed = resolve(parse(load(job.scenario, change.settings)), parts=job.parts)
     except ScenarioError:
         return None
     memory = changed.memory()
     fits = memory.total <= max(memory.device, job.memory().total)
     return changed if fits else None
-
-
-def _changed(spec: _Spec, path: str, value: Any) -> _Spec:
-    key, _, rest = path.partition(".")
-    return spec.model_copy(
-        update={key: _changed(getattr(spec, key), rest, value) if rest else value}
-    )
 
 
 def _samples(scenario: Scenario) -> int:
@@ -372,20 +363,17 @@ def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
     if not isinstance(link, InterNode) or link.transport != "rdma":
         return
     stated, before_s = cluster.inter_node or InterNode(), job.step_s()
-    slower: list[tuple[str, Any, str]] = []
+    slower: list[_Change] = []
     if link.gpu_direct is None:
-        slower += [("gpu_direct", False, "no GPUDirect would add {}: with it {} prints GDRDMA")]
+        why = "no GPUDirect would add {}: with it {} prints GDRDMA"
+        slower.append(_Change.of(why, "cluster.inter_node.gpu_direct", value=False))
     if link.nics_per_node > 1 and "nics_per_node" not in stated.model_fields_set:
         why = "half of the NICs would add {}: {} prints those in use after NET/IB"
-        slower.append(("nics_per_node", link.nics_per_node // 2, why))
-    tried = []
-    for key, value, why in slower:
-        asked = stated.model_copy(update={key: value})
-        setting = f"cluster.inter_node.{key}={str(value).lower()}"
-        if changed := _changed_job(job, _Change("", "cluster.inter_node", asked, setting)):
-            tried.append((changed, why, setting))
-    steps_s = mean_steps_s([changed.calm_request() for changed, *_ in tried])
-    for (_, why, setting), step_s in zip(tried, steps_s, strict=True):
+        half = link.nics_per_node // 2
+        slower.append(_Change.of(why, "cluster.inter_node.nics_per_node", half))
+    tried = [(changed, each) for each in slower if (changed := _changed_job(job, each))]
+    steps_s = mean_steps_s([changed.calm_request() for changed, _ in tried])
+    for (_, each), step_s in zip(tried, steps_s, strict=True):
         if (added_s := step_s - before_s) >= _WORTH_CHECKING * before_s:
-            said = why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
-            yield added_s, NextStep(said, (setting,))
+            said = each.why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
+            yield added_s, NextStep(said, each.settings)

@@ -125,10 +125,34 @@ class Scenario(Spec):
         if sent and workload.model and workload.precision not in wanted[sent]:
             raise fail(
                 f"{sent} is computed in, but the times would be those of workload.precision "
-                f"{workload.precision}; write workload.precision: {wanted[sent][0]}",
+                f"{workload.precision}; {self._precision_instead(*wanted[sent])}",
                 f"ddp.{key}",
             )
         return self
+
+    @model_validator(mode="after")
+    def _casts_what_is_in_bfloat16(self) -> Scenario:
+        """Raise for what is cast from or to the 16 bits of a model that is in float32."""
+        workload = self.workload
+        if workload.precision == "bf16":
+            return self
+        instead = self._precision_instead("bf16")
+        if workload.optimizer.masters:
+            told = f"copies parameters in 16 bits, but those of {workload.precision} are in float32"
+            raise fail(f"{told}; {instead}", "workload.optimizer.masters")
+        if workload.lora and workload.lora.base:
+            told = "is cast to bfloat16 for each product"
+            raise fail(f"{told}; {instead}", "workload.lora.base")
+        return self
+
+    def _precision_instead(self, *wanted: str) -> str:
+        """What to write: the first of some precisions that the device has, or nothing."""
+        device, rate = self.cluster.device, wanted[0].removeprefix("amp-")
+        known = {f"{kind}{rate}" for rate in device.peak_flops_per_s for kind in ("", "amp-")}
+        found = next((each for each in wanted if each in known), None)
+        if found is None:
+            return f"drop it, as {device.name} has no {rate}"
+        return f"write workload.precision: {found}"
 
     def _check_optimizer_by_matrix(self) -> None:
         """Raise where Adafactor or Muon meet parts of matrices, or what is not modelled."""
@@ -312,7 +336,8 @@ class Scenario(Spec):
             raise fail(f"{told}; drop it", "workload.clip_grad_norm")
         if self.workload.scales_loss:
             told = "DeepSpeed scales the loss itself, which is not modelled"
-            raise fail(f"{told}; write workload.precision: bf16", "workload.grad_scaler")
+            instead = self._precision_instead("bf16", "fp32")
+            raise fail(f"{told}; {instead}", "workload.grad_scaler")
         return self
 
     @model_validator(mode="after")

@@ -457,9 +457,6 @@ class Workload(Spec):
                 "casts bfloat16 to float8; write workload.precision: bf16 or amp-bf16", "float8"
             )
         self._check_fine_tuning()
-        if self.optimizer.masters and self.precision != "bf16":
-            told = f"copies parameters in 16 bits, but those of {self.precision} are in float32"
-            raise fail(f"{told}; write workload.precision: bf16", "optimizer.masters")
         if self.checkpointing is None:
             return
         if self.checkpointing.memory_budget is not None and not self.compile:
@@ -485,7 +482,3 @@ class Workload(Spec):
             raise fail("lora freezes all but its adapters; drop it", "frozen")
         if self.float8:
             raise fail("is not modelled beside float8 layers; drop one of the two", "lora")
-        if self.lora.base and self.precision != "bf16":
-            raise fail(
-                "is cast to bfloat16 for each product; write workload.precision: bf16", "lora.base"
-            )

@@ -235,7 +235,7 @@ def test_keys_mean_what_their_program_does(document: Any, path: str, value: Any)
     [
         (
             {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}},
-            "fp16.enabled: true (write bf16)",
+            "fp16.enabled: true (bf16 is, and fp32)",
         ),
         (
             {"parallelism": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 8}},

@@ -46,6 +46,37 @@ def test_the_first_suggestion_helps(name: str, settings: tuple[str, ...]) -> Non
     assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s
 
 
+@pytest.mark.parametrize("device", ["t4", "v100-sxm-32gb", "a100-sxm-40gb"])
+@pytest.mark.parametrize("network", ["1 Gbit/s", "800 Gbit/s"])
+@pytest.mark.parametrize(
+    "ddp",
+    [
+        "{strategy: deepspeed}",
+        "{strategy: naive_flat, bucket_cap_mb: 25}",
+        "{strategy: fully_shard, fully_shard: {offload_policy: CPUOffloadPolicy}}",
+        "{strategy: hsdp, fully_shard: {reshard_after_forward: false}}",
+        "{strategy: distributed_optimizer, distributed_optimizer: {overlap_grad_reduce: false}}",
+        "{strategy: local_sgd, local_sgd: {every: 2}}",
+        "{optimizer_in_backward: true}",
+    ],
+)
+def test_what_is_suggested_can_be_set(ddp: str, network: str, device: str) -> None:
+    """Also where an option of the strategy forbids what another strategy may do."""
+    slow = f"{{bandwidth: {network}, latency: 20 us, transport: rdma}}"
+    own = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "bert-base", "batch_per_rank": 16, "precision": "fp32"},
+        "cluster": {"nodes": 2, "gpus_per_node": 2, "device": device},
+    }
+    scenario = ddpsim.load_scenario(own, [f"ddp={ddp}", f"cluster.inter_node={slow}"])
+    result = ddpsim.simulate(scenario)
+    for step in result.next_steps:
+        settings = [each for each in step.settings if "MEASURED" not in each and "LOG" not in each]
+        after = ddpsim.simulate(ddpsim.load_scenario(scenario, settings))
+        if "throughput" in step.why:
+            assert after.throughput_samples_per_s > 1.009 * result.throughput_samples_per_s
+
+
 def test_a_slow_network_is_what_to_change_and_to_measure() -> None:
     assert suggested("slow-network") == [
         "ddp.comm_hook=fp16_compress",

@@ -21,12 +21,12 @@ import ddpsim
 from ddpsim.errors import DdpsimError
 from ddpsim.planning.compare import compare, each_flag, each_strategy
 from ddpsim.planning.explain import explain_step
-from ddpsim.planning.shardings import as_ddp
 from ddpsim.planning.tune import TuneError, tune
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import steps_of
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.workload.model import Model
 

@@ -381,7 +381,7 @@ def _sharding(value: Any) -> str:
 def _zero(values: Mapping[str, Any], at: str = "") -> Settings:
     stage = values.get(f"{at}zero_optimization.stage", 0)
     if values.get(f"{at}fp16.enabled") is True:
-        raise NotModelledError(f"{at}fp16.enabled: true (write bf16)")
+        raise NotModelledError(f"{at}fp16.enabled: true (bf16 is, and fp32)")
     half = values.get(f"{at}bf16.enabled") in (True, "auto")
     settings: Settings = {"workload.precision": "amp-bf16" if half else None}
     if stage == 3:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.shardings import (
-    as_ddp,
     fit_in_words,
     is_sharding,
     settings_to_fit,
@@ -23,6 +22,7 @@ from ddpsim.result.capacity import CapacityPlan, knee, usable
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.files import open_regular
-from ddpsim.planning.shardings import set_aside
 from ddpsim.planning.sweeps.computation import THIS_PROCESS, Computation, Workers
 from ddpsim.planning.sweeps.grid import Axis, Grid
 from ddpsim.planning.sweeps.journal import Journal, Outcome
@@ -28,6 +27,7 @@ from ddpsim.scenario.document import Document, Source, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import set_aside
 from ddpsim.settings import Setting
 from ddpsim.version import __version__
 

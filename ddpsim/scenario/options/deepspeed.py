@@ -42,7 +42,7 @@ _REFUSED = {
     "cpu_offload_param": _OFFLOAD,
     "zero_optimization": "write what is inside it here, without this key",
     "bf16": "write params: bfloat16",
-    "fp16": "fp16 and its loss scale are not modelled; write params: bfloat16",
+    "fp16": "fp16 and its loss scale are not modelled; drop it, or write params: bfloat16",
     "gradient_clipping": "costs nothing more, as the norm is taken anyway; drop it",
     "gradient_accumulation_steps": "write ddp.accumulation_steps",
     "train_micro_batch_size_per_gpu": "write workload.batch_per_rank",
@@ -99,7 +99,9 @@ def _params(value: Any) -> Any:
     if value in ("float32", "fp32"):
         raise ValueError(f"{shown(value)} is what leaving it out means; drop it, or write bfloat16")
     if value in ("float16", "fp16"):
-        raise ValueError(f"{shown(value)} is not modelled, nor its loss scale; write bfloat16")
+        raise ValueError(
+            f"{shown(value)} is not modelled, nor its loss scale; drop it, or write bfloat16"
+        )
     return value
 
 

@@ -16,13 +16,14 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import ScenarioError
 from ddpsim.planning.compare import compare, option
-from ddpsim.planning.shardings import as_ddp, shardings, strategy_name
+from ddpsim.planning.shardings import shardings, strategy_name
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.set_aside import as_ddp
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.workload.model import Model, Parameter, Work
 
