@@ -9,6 +9,7 @@ import pytest
 from chromium import Browser
 from page_reading import EVIL
 
+from ddpsim.planning.storyboard import storyboard
 from ddpsim.report.page.page import page
 from ddpsim.result.storyboard import Storyboard
 
@@ -71,6 +72,26 @@ def test_the_slider_moves_the_timeline(browser: Browser, written: Path, board: S
         told = browser.evaluate("document.getElementById('cap').getAttribute('aria-valuetext')")
         assert browser.evaluate("document.getElementById('cap-shown').textContent") == told
     assert len(set(seen)) == len(board.choices)
+    assert browser.complaints == []
+
+
+def test_a_lane_without_spans_is_not_drawn(browser: Browser, tmp_path: Path) -> None:
+    """Though another position of the slider has it."""
+    few = ("workload.model=gpt2", "cluster.nodes=2", "cluster.gpus_per_node=2", "run.iterations=1")
+    board = storyboard("scenarios/gpt2-xl-hsdp.yaml", [*few, "ddp.strategy=fully_shard"])
+    path = tmp_path / "shards.html"
+    path.write_text(page(board), "utf-8")
+    browser.open(path)
+    rows = "document.getElementById('drawing-timeline').layout.yaxis.ticktext"
+    slider, counts = "document.getElementById('cap')", []
+    for number, choice in enumerate(board.choices):
+        browser.evaluate(f"{slider}.value = '{number}'")
+        browser.evaluate(f"{slider}.dispatchEvent(new Event('input'))")
+        used = [len({comm.lane for comm in rank.collectives}) for rank in choice.step.ranks]
+        drawn = [row for row in browser.evaluate(rows) if row.startswith("comm")]
+        assert len(drawn) == sum(used)
+        counts.append(max(used))
+    assert set(counts) == {1, 2}
     assert browser.complaints == []
 
 

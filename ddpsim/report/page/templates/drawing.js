@@ -58,8 +58,8 @@ const drawing = (() => {
   const nameOf = (comm) => (comm.bucket >= 0 ? `bucket ${comm.bucket}` : comm.operation);
 
   // traces and layout of some ranks in a view, and the stops of the arrow keys on the slowest one:
-  // [trace, point, words]; lanes: of communication, so that rows stay where they are
-  const timelineOf = ({ ranks, looks, view, lanes, hasRing }) => {
+  // [trace, point, words]
+  const timelineOf = ({ ranks, looks, view, hasRing }) => {
     // the bars of one row, a trace for each look
     const newRow = (y, width) => ({ y, width, traces: new Map() });
     const newTrace = (look) => ({
@@ -173,9 +173,10 @@ const drawing = (() => {
     for (const rank of ranks) {
       addSpans(rank.compute, `${rank.label}<br>compute`, 1.35);
       if (rank.host.length) addSpans(rank.host, "host", 1);
-      const ys = Array.from({ length: lanes }, (_, i) => place(lanes > 1 ? `comm ${i + 1}` : "comm", 1));
-      rows.push(...addCollectives(rank, (lane) => ys[lane]));
-      if (rank.is_slowest && hasRing) {
+      const lanes = [...new Set(rank.collectives.map((comm) => comm.lane))].sort((a, b) => a - b);
+      const ys = new Map(lanes.map((lane, i) => [lane, place(lanes.length > 1 ? `comm ${i + 1}` : "comm", 1)]));
+      rows.push(...addCollectives(rank, (lane) => ys.get(lane)));
+      if (rank.is_slowest && hasRing && rank.collectives.some((comm) => comm.ring_steps)) {
         const ring = newRow(place("ring", 0.85), 0.4);
         const hint = addRing(rank, ring);
         if (hint) annotations.push({ text: hint, x: 0, xref: "paper", xanchor: "left", y, showarrow: false, font: { color: "--faint" } });
@@ -201,7 +202,5 @@ const drawing = (() => {
     return { traces, layout, stops };
   };
 
-  const lanesOf = (ranks) => Math.max(1, ...ranks.flatMap((rank) => rank.collectives.map((comm) => comm.lane + 1)));
-
-  return { css, draw, inWords, isNarrow, lanesOf, mib, ms, nameOf, timelineOf };
+  return { css, draw, inWords, isNarrow, mib, ms, nameOf, timelineOf };
 })();

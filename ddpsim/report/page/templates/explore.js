@@ -2,7 +2,7 @@
 // The live page. It shows what one function answers (a question in, JSON out), and keeps the state:
 // settings by key on top of a text; both stand in the address, so that a link shows them again.
 (() => {
-  const { css, draw, inWords, isNarrow, lanesOf, ms, nameOf, timelineOf } = drawing;
+  const { css, draw, inWords, isNarrow, ms, nameOf, timelineOf } = drawing;
   const byId = (id) => document.getElementById(id);
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -295,8 +295,8 @@
   const cursor = () => (at < 0 ? [] : [{ type: "line", xref: "x", yref: "paper", x0: ms(gone[at].at_ns), x1: ms(gone[at].at_ns), y0: 0, y1: 1, line: { color: "--focus", width: 2 } }]);
   const drawTimeline = () => {
     const ranks = ranksShown();
-    const hasRing = byId("rings").checked && slowest().collectives.some((comm) => comm.ring_steps);
-    const { traces, layout } = timelineOf({ ranks, looks: start.looks, view: view ?? spanShown(), lanes: lanesOf(ranks), hasRing });
+    const hasRing = byId("rings").checked;
+    const { traces, layout } = timelineOf({ ranks, looks: start.looks, view: view ?? spanShown(), hasRing });
     draw(byId("drawing-timeline"), traces, { ...layout, shapes: cursor() });
   };
   const ringEvents = () => slowest().collectives.flatMap((comm) => Array.from({ length: comm.ring_steps }, (_, i) => ({

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const all = (selector) => [...document.querySelectorAll(selector)];
-  const { draw, isNarrow, lanesOf, ms, timelineOf } = drawing;
+  const { draw, isNarrow, ms, timelineOf } = drawing;
 
   const drawFigures = () => {
     for (const [id, { data: traces, layout }] of Object.entries(data.figures)) draw(byId(`drawing-${id}`), traces, layout);
@@ -40,12 +40,9 @@
     return ranks.filter((rank) => (wanted === "slowest" ? rank.is_slowest : rank.ranks.includes(Number(wanted))));
   };
 
-  // how many lanes any choice needs, so that rows stay where they are while the slider moves
-  const lanes = lanesOf(choices.flatMap((c) => c.ranks));
-  const hasRing = choices.some((c) => c.ranks[0].collectives.some((k) => k.ring_steps));
 
   const drawTimeline = () => {
-    const { traces, layout, stops: found } = timelineOf({ ranks: shownRanks(), looks, view, lanes, hasRing });
+    const { traces, layout, stops: found } = timelineOf({ ranks: shownRanks(), looks, view, hasRing: true });
     stops = found;
     draw(timeline, traces, layout);
   };
