@@ -30,12 +30,11 @@ from calibrate.fit.samples import (
 from calibrate.fit.solve import Floats, Solution, polish, robust_cost, solve
 from calibrate.records.record import RESTED, Measurement, Record
 from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
-from ddpsim.importers.profiles.cluster import LEAST_BUCKET_BYTES, Fitted, GlooRing
+from ddpsim.importers.profiles.cluster import LEAST_BUCKET_BYTES, NO_LIMIT, Fitted, GlooRing
 from ddpsim.units import format_duration
 
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
 _GRID = 50
-NO_LIMIT = 1e11  # bytes a second between ranks of one host: more than its memory carries (assumed)
 _SMALL_BYTES = 32_768
 _STALLED = 2.0  # mean over median; 1.1 where each rank has cores enough (our testbeds)
 LEAST_SIZES = 5  # of messages: as many as there are figures

@@ -10,7 +10,6 @@ from statistics import median
 
 import numpy as np
 
-from calibrate.fit.gloo import NO_LIMIT
 from calibrate.fit.samples import Sample, relative_residuals
 from calibrate.records.record import Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, collective_times_s
@@ -86,7 +85,7 @@ def _gloo(model: GlooRing) -> Iterator[str]:
         yield _line("burst after a rest", model.rested_burst_bytes, format_bytes)
         yield _line("delay after a rest", model.rested_delay_s, format_duration)
     rate = model.line_rate_bytes_per_s
-    told = "no limit seen" if rate >= (1 - _EXACT) * NO_LIMIT else format_bytes_per_s(rate)
+    told = "no limit seen" if model.takes_no_limit else format_bytes_per_s(rate)
     yield f"  {'line rate':<20} {told}"
 
 

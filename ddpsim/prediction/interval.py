@@ -85,6 +85,7 @@ _INPUTS = {
     "overheads": "DDP's hooks and copies",
 }
 _BOTH = {"compute", "host"}
+_MANY_TIMES = 10.0  # as long: no longer told in per cent
 _DEVICE_AND_HOST = (_INPUTS["compute"], _INPUTS["host"])
 
 
@@ -223,5 +224,6 @@ def _effect(
     low, high = edges(uncertainty)
     low_s = max(0.0, base_s - step_s(low)) * scale
     high_s = max(0.0, step_s(high) - base_s) * scale
-    basis = f"input {low - 1:.0%} / {high - 1:+.0%}: {uncertainty.basis}"
+    edges_said = f"{low - 1:.0%} / {high - 1:+.0%}" if high < _MANY_TIMES else f"/ or x {high:.3g}"
+    basis = f"input {edges_said}: {uncertainty.basis}"
     return IntervalSource(_INPUTS[term], low_s, high_s, basis)

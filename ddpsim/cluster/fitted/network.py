@@ -8,6 +8,7 @@ from math import hypot, log, log2, sqrt
 
 from ddpsim.cluster.fitted.ensemble import curve_of, for_cluster
 from ddpsim.cluster.fitted.gloo_shards import UnmeasuredShards
+from ddpsim.cluster.fitted.larger_messages import of_larger
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.interference import InterferingCost, Kept
@@ -185,13 +186,19 @@ def _by_size(
 ) -> tuple[tuple[int, Uncertainty], ...]:
     """Uncertainty by size; empty: alike for all sizes.
 
-    Of gloo's messages on measured ranks, and of NCCL's all-reduces on others.
+    Of gloo's messages, and of NCCL's all-reduces on ranks that were not measured.
     """
-    if isinstance(law, GlooRing) and _is_measured(cluster, profile):
-        usual = _uncertainty(cluster, profile, rate)
-        small = _between_rates(profile, [found.small for found in profile.measured_sigma], rate)
-        return ((0, replace(usual, sigma=max(usual.sigma, small))), (LEAST_BUCKET_BYTES, usual))
-    if isinstance(law, GlooRing) or _is_measured(cluster, profile):
+    if isinstance(law, GlooRing):
+        usual, largest = _uncertainty(cluster, profile, rate), profile.valid.size_bytes[1]
+        small = usual.sigma
+        if _is_measured(cluster, profile):
+            of_small = [found.small for found in profile.measured_sigma]
+            small = max(small, _between_rates(profile, of_small, rate))
+        known = ((0, replace(usual, sigma=small)), (LEAST_BUCKET_BYTES, usual))
+        cost = FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate)
+        larger = of_larger(usual, law, cost, largest)
+        return (*(each for each in known if each[0] <= largest), *larger)
+    if _is_measured(cluster, profile):
         return ()
     curve = curve_of(law, "all_reduce", cluster.nodes, cluster.gpus_per_node)
     return tuple(

@@ -34,6 +34,9 @@ class Fitted(_Part):
         return Fitted(value=self.value * factor, stderr=stderr)
 
 
+NO_LIMIT = 1e11  # bytes a second between ranks of one host: more than its memory carries (assumed)
+
+
 class GlooRing(_Part):
     """gloo's segmented ring (gloo/allreduce.cc): its formula is in docs/explanation/nccl.md."""
 
@@ -51,6 +54,11 @@ class GlooRing(_Part):
         Fitted(value=0), description="that it takes to get going again, off what these bytes save"
     )
     line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
+
+    @property
+    def takes_no_limit(self) -> bool:
+        """Whether the messages were too short to tell of a line rate."""
+        return self.line_rate_bytes_per_s >= 0.9999 * NO_LIMIT
 
 
 class MeasuredTime(_Part):

@@ -19,7 +19,6 @@ from measured.made_measurements import (
     made_samples,
 )
 
-from calibrate.fit.gloo import NO_LIMIT
 from calibrate.fit.next_measurement import Target, show_next
 from calibrate.fit.profile import fit_all_reduce, fit_logs, fit_profile, samples_of_logs
 from calibrate.fit.samples import FitError, Sample
@@ -67,7 +66,7 @@ def test_short_messages_tell_no_line_rate() -> None:
     fit = fit_all_reduce(samples, "gloo")
     assert fit.warnings[0].startswith("not enough data for the line rate: the messages are too")
     assert isinstance(fit.model, GlooRing)
-    assert fit.model.line_rate_bytes_per_s == pytest.approx(NO_LIMIT, rel=1e-3)
+    assert fit.model.takes_no_limit
     profile = fit_profile([gloo_record()], "short").model_copy(update={"all_reduce": fit.model})
     assert re.search(r"line rate +no limit seen", show(profile))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ from clusters.profiles import fitted, profile
 
 import ddpsim
 from ddpsim.cluster.fitted.network import network_from_profile
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import ImportFailedError, ScenarioError
-from ddpsim.importers.profiles.cluster import ClusterProfile, read_cluster_profile
+from ddpsim.importers.profiles.cluster import (
+    NO_LIMIT,
+    ClusterProfile,
+    read_cluster_profile,
+)
 from ddpsim.prediction.resolve import resolve
+from ddpsim.provenance import Z_80
 from ddpsim.scenario.quantity import SourceFile
 
 GBIT = {"bandwidth": "1 Gbit/s", "latency": "0 s"}
@@ -65,6 +72,40 @@ def test_all_reduces_larger_than_any_that_was_measured_are_named(predict: Any) -
     assert "lie outside those that the profile was fitted to (1.00 MiB to 4.00 MiB)" in said
     assert said.endswith("their times are extrapolated")
     assert not predict({}, inter_node=GBIT).warnings
+
+
+@pytest.mark.parametrize("layout", [(1, 2), (1, 8)])
+def test_larger_messages_are_as_uncertain_as_their_line_rate(layout: tuple[int, int]) -> None:
+    """Where no rate showed: up to as slow a byte as in the largest message that was measured."""
+    largest, law = 2**17, profile()["all_reduce"]
+    valid = {"layouts": [[1, 2]], "size_bytes": [4096, largest]}
+    nodes, gpus_per_node = layout
+    scenario = ddpsim.load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 8},
+            "ddp": {"backend": "gloo"},
+            "cluster": {"nodes": nodes, "gpus_per_node": gpus_per_node, "device": "cpu-core"},
+        }
+    )
+    for rate in (1e9, NO_LIMIT):
+        figures = {"line_rate_bytes_per_s": rate, "segment_s": fitted(1e-3)}
+        changed = profile(valid=valid, all_reduce=law | figures)
+        network = network_from_profile(scenario, ClusterProfile.model_validate(changed))
+        known = network.uncertainty_of(largest)
+        assert known
+        for size in (largest + 1, 3 * largest, 2**25, 2**27):
+            larger = network.uncertainty_of(size)
+            assert larger
+            added = math.sqrt(larger.sigma**2 - known.sigma**2)
+            if rate < NO_LIMIT:
+                assert added == pytest.approx(0.2)
+                continue
+            took, takes = (network.cost.transfer("all_reduce", each) for each in (largest, size))
+            most = duration_ns(took) / largest * size
+            assert math.exp(Z_80 * added) * duration_ns(takes) >= 0.999 * most
+            assert added > 1 or size < 2**25
+            assert "between that of the largest message measured and no limit" in larger.basis
 
 
 def test_links_that_nobody_stated_are_named(predict: Any) -> None:
