@@ -99,6 +99,7 @@ def fit_profile(
             created=max(record.environment.created for record in records),
             machine=first.machine,
             processor=next((p for r in records if (p := r.environment.processor)), ""),
+            cores=min((n for r in records if (n := r.environment.cores)), default=None),
             software=f"torch {first.torch}, {first.backend} {first.library}",
             sources=sources,
             layer_s=layer_s(records),

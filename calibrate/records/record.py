@@ -82,6 +82,12 @@ class Environment(Part):
         """
         return self.details.get(PROCESSOR, "") if self.device == "cpu" else ""
 
+    @property
+    def cores(self) -> int | None:
+        """Those of the machine; None where ranks compute on GPUs, or it is not told."""
+        told = self.details.get("cores", "") if self.device == "cpu" else ""
+        return int(told) if told.isdecimal() else None
+
 
 class Layout(Part):
     """The ranks of a record."""

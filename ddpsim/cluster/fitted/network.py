@@ -27,7 +27,7 @@ from ddpsim.importers.profiles.cluster import (
 )
 from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.importers.profiles.part import interpolated
-from ddpsim.provenance import Provenance, Trust, Uncertainty
+from ddpsim.provenance import Z_80, Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
@@ -166,8 +166,18 @@ def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) ->
     """On ranks that were not measured: the further from those that were, the wider."""
     if isinstance(profile.all_reduce, GlooRing):
         said = "the residuals of the profile's fit, and assumed for ranks that were not measured"
-        return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS), said)
+        if (crowd := _ranks_a_core(cluster, profile)) > 1:
+            said = "assumed: up to the square of the ranks that share a core"
+        return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS, 2 * log(crowd) / Z_80), said)
     return _of_ensemble(0.0, cluster, profile)
+
+
+def _ranks_a_core(cluster: Cluster, profile: ClusterProfile) -> float:
+    """How many ranks share a core of the machine, more than measured ones did; 1 if they do not."""
+    cores, ranks = profile.provenance.cores, cluster.gpus_per_node
+    if cores is None or ranks <= max(cores, *(each for _, each in profile.valid.layouts)):
+        return 1.0
+    return ranks / cores
 
 
 def _of_ensemble(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
@@ -284,6 +294,13 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {_rests(profile)}"
+        )
+    if _ranks_a_core(cluster, profile) > 1:
+        cores = counted(profile.provenance.cores or 1, "core")
+        found.append(
+            f"{cluster.gpus_per_node} ranks of a node would share the {cores} of the machine "
+            f"that profile {profile.name} was measured on: how they wait for each other is not "
+            "modelled, so measure as many ranks there"
         )
     if unused := _unused_links(cluster, profile):
         found.append(

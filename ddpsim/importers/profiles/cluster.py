@@ -258,6 +258,7 @@ class Provenance(_Part):
     processor: str = Field(
         "", description="its maker's numbers for it, where ranks compute on it and it was told"
     )
+    cores: int | None = Field(None, ge=1, description="of a machine whose ranks compute on them")
     software: str
     sources: tuple[str, ...] = Field(min_length=1, description="records or logs, by name")
     layer_s: float | None = Field(

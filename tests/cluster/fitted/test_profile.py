@@ -178,6 +178,24 @@ def test_ranks_that_were_not_measured_are_named(predict: Any) -> None:
     assert "4 x 1 is predicted from its figures" in predict({}, nodes=4).warnings[0]
 
 
+def test_ranks_that_would_share_cores_are_told(predict: Any) -> None:
+    """Four a core took five to twelve times as long as two ranks on two cores tell."""
+    told, ranks = "would share the 2 cores of the machine", {"nodes": 1, "gpus_per_node": 8}
+    valid = profile()["valid"] | {"layouts": [[1, 2]]}
+    widths = []
+    for cores in (None, 8, 2):
+        changes = {"valid": valid, "provenance": profile()["provenance"] | {"cores": cores}}
+        result = predict(changes, **ranks)
+        assert any(told in warning for warning in result.warnings) is (cores == 2)
+        interval = result.prediction_interval_s
+        assert interval
+        (found,) = (each for each in interval.sources if "network" in each.input)
+        widths.append(found.high_s)
+    assert widths[2] > 8 * widths[1] == 8 * widths[0]
+    measured = predict(changes | {"valid": valid | {"layouts": [[1, 8]]}}, **ranks)
+    assert not any(told in warning for warning in measured.warnings)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
