@@ -119,7 +119,7 @@ class _Trials:
 
 
 def _easing(job: Job, result: Result) -> Iterator[NextStep]:
-    """Of each group of changes against the bottleneck the first that helps, each by itself."""
+    """The first change that helps of each group against the bottleneck, the largest gain first."""
     kind, noise = result.bottleneck.kind, _noise(job.scenario)
     late = kind == "communication" and 2 * result.skew_s > result.exposed_comm_s
     if noise and (late or kind == "stragglers"):
@@ -128,13 +128,10 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
     varies = job.scenario.run.jitter or job.scenario.run.stalls or job.observed_s
     beside = " without noise" if varies else ""
     trials = _Trials(job, result)
-    for changes in _CHANGES.get(kind, (_less_compute,)):
-        for change in changes(trials):
-            gain = trials.gain(change)
-            if gain:
-                why = f"{change.why}: throughput {gain}{beside}"
-                yield NextStep(why, change.settings)
-                break
+    groups = (changes(trials) for changes in _CHANGES.get(kind, (_less_compute,)))
+    firsts = (next(filter(trials.gain, changes), None) for changes in groups)
+    for change in trials.in_order(change for change in firsts if change):
+        yield NextStep(f"{change.why}: throughput {trials.gain(change)}{beside}", change.settings)
 
 
 def _noise(scenario: Scenario) -> str | None:
