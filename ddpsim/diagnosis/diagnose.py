@@ -40,6 +40,7 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.progress import Stage, stage
 from ddpsim.result.diagnosis import (
+    WORTH_SAYING,
     Cause,
     CheckToRun,
     Diagnosis,
@@ -200,6 +201,8 @@ class _Diagnosing:
         logs[UNKNOWN] = unknown + log_probability(self.facts, None)
         likely, whole = posterior(odds, logs), sum(odds.values())
         far = {key for key, each in found.items() if self._is_far(each)}
+        if all(likely[key] < WORTH_SAYING for key in likely.keys() - far):
+            far = set()  # what a log shows is told, though it makes another step
         order = sorted(likely, key=lambda key: (key in far, -likely[key]))
         self._simulate_further([found[k] for k in order if k in found and likely[k] >= _LIKELY])
         causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
@@ -325,7 +328,7 @@ class _Diagnosing:
         predicted = self._predicted(hypothesis, size) if probability >= _LIKELY else None
         own_s = self._own_step_s()
         mended_s = None
-        if predicted and own_s is not None:
+        if predicted and own_s is not None and not self._is_far(found):
             mended_s = own_s * self.pace * self.case.step_s / predicted.step_s
         return Cause(
             *(hypothesis.key, hypothesis.in_words(size), prior, probability, hypothesis.remedy),

@@ -128,11 +128,12 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
         if cause.predicts is None:
             yield from _below(_NOT_LISTED)
             continue
+        told = f"it predicts a step of {format_duration(cause.predicts.step_s)}"
         if cause.mended_s:
-            step, mended = format_duration(cause.predicts.step_s), format_duration(cause.mended_s)
-            yield from _below(
-                f"it predicts a step of {step}; without it this job would take {mended}"
-            )
+            mended = format_duration(cause.mended_s)
+            yield from _below(f"{told}; without it this job would take {mended}")
+        elif diagnosis.normal is not None:
+            yield from _below(f"{told}, not the measured one")
         yield from _below(f"fix: {cause.remedy}")
     rest = diagnosis.causes[len(_shown(diagnosis)) :]
     share = sum(cause.probability for cause in rest)

@@ -70,7 +70,8 @@ class Cause:
 
     `settings` are the changes of the scenario that were simulated, as `--set` takes them; `factors`
     those that have no key: how many times as long compute, host or network takes. `mended_s`: the
-    measured step without this cause; None where the step on the scenario's ranks was not measured.
+    measured step without this cause; None where the step on the scenario's ranks was not measured,
+    or the cause makes another one.
     """
 
     key: str
@@ -122,8 +123,9 @@ class CheckToRun:
 
 @dataclass(frozen=True)
 class Diagnosis(Drawn):
-    """Causes of what was measured, the likeliest first; last those whose step is another one.
+    """Causes of what was measured, the likeliest first.
 
+    Last come those whose step is another one, unless no other cause is worth a word.
     `normal`: the measured step lies in the prediction interval; None where no step was measured on
     the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
     `facts`: what NCCL's log and the traces show, where they were given.

@@ -81,7 +81,7 @@ def captured_text(path: Path) -> str:
     lines = [
         f"# {title}, as `calibrate {by} it",
         "schema: ddpsim/1",
-        f"name: {json.dumps(title + ' on 2 DGX H100')}",
+        f"name: {json.dumps(title)}",
         "workload:",
         f"  model: {json.dumps(str(path))}",
         f"  batch_per_rank: {batch}    # samples of one micro-batch",

@@ -16,6 +16,7 @@ from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.nccl_log import facts_of
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
+from ddpsim.report.diagnosis import render_diagnosis
 from ddpsim.scenario.quantity import SourceFile
 
 GBIT = {"bandwidth": "1 Gbit/s", "latency": "50 us"}
@@ -174,3 +175,24 @@ def diagnosed(cluster: dict[str, object], path: Path, backend: str = "nccl") -> 
         "cluster": cluster,
     }
     ddpsim.diagnose(ddpsim.load_scenario(scenario), "300 ms", nccl_log=path)
+
+
+def test_what_a_log_shows_comes_first_where_no_other_cause_is_likely(tmp_path: Path) -> None:
+    """Though no port's rate makes the measured step; it is not said what would be without it."""
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "llama-1b", "batch_per_rank": 4, "precision": "amp-bf16"},
+        "cluster": {"machine": "dgx-h100", "nodes": 2},
+    }
+    path = log(
+        tmp_path,
+        "NCCL version 2.21.5+cuda12.4",
+        "Channel 00/0 : 9[1] -> 0[0] [receive] via NET/Socket/0",
+        "Channel 00/0 : 0[0] -> 7[7] via P2P/CUMEM/read",
+    )
+    found = ddpsim.diagnose(scenario, "1.9 s", nccl_log=path)
+    assert [cause.key for cause in found.causes[:2]] == ["management_network", "sockets"]
+    first = found.causes[0]
+    assert first.probability > 0.5
+    assert first.mended_s is None
+    assert "not the measured one" in render_diagnosis(found, "job.yaml")
