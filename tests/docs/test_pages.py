@@ -144,12 +144,38 @@ class Reader:
         exec(compile(text, "<page>", "exec"), self.names)
 
     def _pycon(self, text: str) -> None:
-        parsed = doctest.DocTestParser().get_doctest(text, self.names, "page", None, None)
-        failures: list[str] = []
-        flags = doctest.NORMALIZE_WHITESPACE
-        doctest.DocTestRunner(optionflags=flags).run(parsed, out=failures.append, clear_globs=False)
-        self.names = parsed.globs
+        runner, failures = _Runner(optionflags=doctest.NORMALIZE_WHITESPACE), list[str]()
+        self._run(text, runner, failures.append)
         assert not failures, "".join(failures)
+
+    def _run(self, text: str, runner: _Runner, out: Callable[[str], Any]) -> None:
+        parsed = doctest.DocTestParser().get_doctest(text, self.names, "page", None, None)
+        runner.run(parsed, out=out, clear_globs=False)
+        self.names = parsed.globs
+
+    def answered_anew(self, text: str) -> str:
+        """A session with what it answers now."""
+        runner = _Runner(optionflags=doctest.NORMALIZE_WHITESPACE)
+        self._run(text, runner, lambda _: None)
+        lines = text.splitlines(keepends=True)
+        for example, got in reversed(runner.failed):
+            first = example.lineno + example.source.count("\n")
+            lines[first : first + example.want.count("\n")] = [got]
+        return "".join(lines)
+
+
+class _Runner(doctest.DocTestRunner):
+    """Keep what examples answer in the place of what the page says."""
+
+    def __init__(self, optionflags: int) -> None:
+        super().__init__(optionflags=optionflags)
+        self.failed: list[tuple[doctest.Example, str]] = []
+
+    def report_failure(
+        self, out: Callable[[str], Any], test: doctest.DocTest, example: doctest.Example, got: str
+    ) -> None:
+        self.failed.append((example, got))
+        super().report_failure(out, test, example, got)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,10 +295,13 @@ def read_all(reader: Reader, found: Sequence[Block], *, anew: bool) -> Iterator[
     for block in found:
         if anew and block.language == "text":
             body = shown_anew(block.body, reader.said)
-            if body != block.body:
-                yield block._replace(body=body)
+        elif anew and block.language == "pycon":
+            body = reader.answered_anew(block.body)
         else:
             reader.read(block)
+            continue
+        if body != block.body:
+            yield block._replace(body=body)
 
 
 def test_an_exercises_command_is_one() -> None:

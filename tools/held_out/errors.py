@@ -45,13 +45,14 @@ class Constants(NamedTuple):
 
     reached: Reached
     operators_s: Mapping[str, float]  # launch and all
+    places: frozenset[Place]  # of which there are steps
 
     def of(self, row: Row) -> Device:
         """The row's device with these constants."""
         device, (products, convolutions) = row.usual, row.places
         matmul = dict.fromkeys(device.peak_flops_per_s, self.reached.of(products))
         convolution = dict.fromkeys(device.peak_flops_per_s, self.reached.of(convolutions))
-        is_known = int(row.mostly in self.reached.known)
+        is_known = int(row.mostly in self.places)
         update = {
             "matmul_efficiency": matmul,
             "convolution_efficiency": convolution,
@@ -212,7 +213,11 @@ def _operators_s(without: str | None) -> dict[str, float]:
 def constants(without: str | None = None) -> Constants:
     """What all steps say, or those of all publishers but one."""
     rows = [row for row in (*device_bound_rows(), *language_rows()) if row.publisher != without]
-    return Constants(fitted([*map(_times, rows), *product_times()]), _operators_s(without))
+    steps = [_times(row) for row in rows]
+    places = {step.product for step in steps if step.products_s}
+    places |= {step.convolution for step in steps if step.convolutions_s}
+    reached = fitted([*steps, *product_times()])
+    return Constants(reached, _operators_s(without), frozenset(places))
 
 
 @cache
@@ -238,7 +243,7 @@ def held_out() -> tuple[Held, ...]:
 
 
 def _predicted(row: Row, told: Constants) -> Held:
-    device, is_known = told.of(row), row.mostly in told.reached.known
+    device, is_known = told.of(row), row.mostly in told.places
     on_device = row.on(device)
     usual_s = on_device.step_s()
     interval = prediction_interval(

@@ -1,10 +1,13 @@
-"""Published steps that set nothing, predicted as a user would: `tests/data/judging-steps.csv`."""
+"""Published steps that set nothing, predicted as a user would: tests/data/judging-*.csv."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +19,9 @@ from ddpsim.prediction.interval import ROOFLINE
 from ddpsim.prediction.uncertainty import edges
 from held_out.own_models import MODELS
 
-__all__ = ["Judged", "judged"]
+__all__ = ["Judged", "Scaled", "judged", "scaled"]
 
-STEPS = MODELS.parent / "judging-steps.csv"
+STEPS, SCALING = MODELS.parent / "judging-steps.csv", MODELS.parent / "judging-scaling.csv"
 
 
 class Judged(NamedTuple):
@@ -40,15 +43,43 @@ class Judged(NamedTuple):
         return self.low_s <= self.step.step_s <= self.high_s
 
 
+class Scaled(NamedTuple):
+    """A step on several GPUs from one's, as published and as predicted; seconds."""
+
+    model: str
+    precision: str
+    gpus: int
+    one_s: float
+    step_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+
 @cache
 def judged() -> tuple[Judged, ...]:
-    """Predict all rows."""
+    """Predict all steps of one GPU."""
+    with _model_files() as files:
+        return tuple(_judged(step, files.get(step.model)) for step in published_steps(STEPS))
+
+
+@cache
+def scaled() -> tuple[Scaled, ...]:
+    """Predict all steps of several GPUs."""
+    lines = [line for line in SCALING.read_text().splitlines() if not line.startswith("#")]
+    with _model_files() as files:
+        return tuple(_scaled(row, files[row["model"]]) for row in csv.DictReader(lines))
+
+
+@contextmanager
+def _model_files() -> Iterator[dict[str, Path]]:
+    """Files of the models that are not the zoo's, by name."""
     models: dict[str, Any] = json.loads(gzip.decompress(MODELS.read_bytes()))
     with tempfile.TemporaryDirectory() as folder:
         files = {f"own-{name}": Path(folder) / f"{name}.json" for name in models}
         for file in files.values():
             file.write_text(json.dumps(models[file.stem]), encoding="utf-8")
-        return tuple(_judged(step, files.get(step.model)) for step in published_steps(STEPS))
+        yield files
 
 
 def _judged(step: PublishedStep, file: Path | None) -> Judged:
@@ -59,8 +90,31 @@ def _judged(step: PublishedStep, file: Path | None) -> Judged:
     if file:
         del scenario["workload"]["image_size"]  # the file holds one
         scenario["workload"]["model"] = str(file)
+    return Judged(step, *_predicted_s(scenario))
+
+
+def _scaled(row: dict[str, str], file: Path) -> Scaled:
+    workload = {
+        "model": str(file),
+        "batch_per_rank": int(row["batch"]),
+        "precision": row["precision"],
+        "compile": True,
+        "step_time": f"{row['one_ms']} ms",
+        "optimizer": {"name": "sgd", "fused": True},
+    }
+    if row["memory_format"]:
+        workload["memory_format"] = row["memory_format"]
+    cluster = {"device": row["device"], "nodes": 1, "gpus_per_node": int(row["gpus"])}
+    times_s = (float(row[key]) / 1e3 for key in ("one_ms", "step_ms"))
+    scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    told = row["model"], row["precision"], int(row["gpus"])
+    return Scaled(*told, *times_s, *_predicted_s(scenario))
+
+
+def _predicted_s(scenario: dict[str, Any]) -> tuple[float, float, float]:
+    """The step and the edges of its interval."""
     result = ddpsim.simulate(ddpsim.load_scenario(scenario))
     interval = result.prediction_interval_s
     if interval is None:
         raise ValueError("a step without its interval")
-    return Judged(step, result.iteration_time_s.mean, interval.low, interval.high)
+    return result.iteration_time_s.mean, interval.low, interval.high

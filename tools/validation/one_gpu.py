@@ -15,7 +15,7 @@ from held_out.errors import (
     held_out,
     published_operators,
 )
-from held_out.judging import Judged, judged
+from held_out.judging import Judged, judged, scaled
 from held_out.presets import GENERATIONS, preset_operator_us
 from published_hosts import published_hosts
 from published_steps import error_of, published_steps
@@ -79,6 +79,21 @@ def judging_table() -> str:
                 f"{covered} of {len(found)}",
             )
         )
+    return markdown(head, rows)
+
+
+def judged_scaling_table() -> str:
+    """Compiled steps under DDP that set nothing, from one GPU's."""
+    head = ["model", "precision", "one GPU", "GPUs", "measured", "predicted", "error", "interval"]
+    rows = (
+        (
+            *(_JUDGED[one.model], one.precision, f"{1e3 * one.one_s:.0f} ms", f"{one.gpus}"),
+            *(f"{1e3 * step_s:.0f} ms" for step_s in (one.step_s, one.predicted_s)),
+            f"{one.predicted_s / one.step_s - 1:+.1%}",
+            f"{1e3 * one.low_s:.0f} to {1e3 * one.high_s:.0f} ms",
+        )
+        for one in scaled()
+    )
     return markdown(head, rows)
 
 
