@@ -29,11 +29,10 @@ if TYPE_CHECKING:
         write_trace,
     )
     from ddpsim.result.capacity import CapacityPlan
-    from ddpsim.result.changes import Comparison, Explanation
+    from ddpsim.result.changes import Comparison, Explanation, Tuning
     from ddpsim.result.diagnosis import Diagnosis
     from ddpsim.result.model import Brief, Result
     from ddpsim.result.sweep import Sweep
-    from ddpsim.result.tuning import Tuning
     from ddpsim.scenario.schema import Scenario
     from ddpsim.version import __version__
 
@@ -83,7 +82,7 @@ _HOMES = {
     "ScenarioError": "ddpsim.errors",
     "SimulationError": "ddpsim.errors",
     "Sweep": "ddpsim.result.sweep",
-    "Tuning": "ddpsim.result.tuning",
+    "Tuning": "ddpsim.result.changes",
     "__version__": "ddpsim.version",
     "compare": "ddpsim.questions",
     "diagnose": "ddpsim.questions",

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.planning.sweeps.sweep import Progress
     from ddpsim.result.capacity import CapacityPlan, Money
-    from ddpsim.result.changes import Comparison, Explanation
+    from ddpsim.result.changes import Comparison, Explanation, Tuning
     from ddpsim.result.diagnosis import Diagnosis
     from ddpsim.result.model import Result
     from ddpsim.result.sweep import Sweep
-    from ddpsim.result.tuning import Tuning
     from ddpsim.scenario.document import Document, Source
     from ddpsim.scenario.schema import Scenario
 

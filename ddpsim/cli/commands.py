@@ -3,13 +3,10 @@
 # isort: off
 from ddpsim.cli import run
 from ddpsim.cli import diagnose
-from ddpsim.cli import replay
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
 from ddpsim.cli import explore
 from ddpsim.cli import files
-from ddpsim.cli import lists
-from ddpsim.cli import import_files
 from ddpsim.cli import show
 from ddpsim.cli.typer_app import app
 
@@ -18,10 +15,7 @@ __all__ = [
     "diagnose",
     "explore",
     "files",
-    "import_files",
-    "lists",
     "plan",
-    "replay",
     "run",
     "show",
     "sweep",

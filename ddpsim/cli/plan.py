@@ -140,7 +140,7 @@ def tune(
     from ddpsim.cli.waiting import waiting
     from ddpsim.planning.tune import Limits, compared_caps, tune
     from ddpsim.prediction.api import checked
-    from ddpsim.report.tuning import render_tuning
+    from ddpsim.report.changes import render_tuning
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
 

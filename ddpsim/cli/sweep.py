@@ -143,8 +143,8 @@ def _sweep_writer(output: Path, file: Path, document: Document) -> Callable[[Swe
 
 def _drawer(document: Document) -> Callable[[Sweep], str]:
     from ddpsim.planning.sweeps.sweep import with_intervals
-    from ddpsim.report.page.answers import answer_page
     from ddpsim.report.page.charts import sweep_charts
+    from ddpsim.report.page.shell import answer_page
     from ddpsim.report.sweep import render_sweep
 
     def page(found: Sweep) -> str:

@@ -207,7 +207,7 @@ def check_page(output: Path | None, file: Path) -> None:
 def write_page(output: Path, name: str, charts: Iterable[Chart], text: str) -> None:
     """Write an answer as a page, which is the answer's text under its charts."""
     from ddpsim.files import write_atomically
-    from ddpsim.report.page.answers import answer_page
+    from ddpsim.report.page.shell import answer_page
 
     write_atomically(output, answer_page(name, charts, text))
     print(f"wrote {output}", file=sys.stderr)

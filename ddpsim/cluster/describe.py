@@ -16,7 +16,7 @@ from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
-from ddpsim.scenario.options.disturbances import Background
+from ddpsim.scenario.run import Background
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 from ddpsim.wording import counted

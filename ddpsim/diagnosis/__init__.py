@@ -5,8 +5,7 @@
 - `case`: a scenario on one number of GPUs, and what it is with a change
 - `hypotheses`: the table of causes, each a `hypothesis`, from `links`, `own_work` and
   `option_hypotheses`
-- `predictions`: what a changed scenario predicts of each measurement
-- `posterior`: how likely a prediction makes what was measured
-- `nccl_log`, `traces`: what NCCL's own log and traces of ranks say of the causes
+- `predictions`: what a changed scenario predicts of each measurement, and how likely that makes it
+- `facts`: what NCCL's own log and traces of ranks say of the causes
 - `checks`: the cheapest observation that tells the likely causes apart
 """

@@ -13,10 +13,10 @@ import numpy as np
 
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
+from ddpsim.diagnosis.facts import check_is_of, facts_of, log_probability, measured_in, rank_facts
 from ddpsim.diagnosis.hypotheses import NOTHING, UNKNOWN, UNKNOWN_ODDS, asked
 from ddpsim.diagnosis.hypothesis import FactName, Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
-from ddpsim.diagnosis.nccl_log import check_is_of, facts_of, log_probability
 from ddpsim.diagnosis.own_work import LOADERS, SHARED_LOADER
 from ddpsim.diagnosis.predictions import (
     NOISE,
@@ -31,7 +31,6 @@ from ddpsim.diagnosis.predictions import (
     simulate_calm_steps,
     unknown_log_likelihood,
 )
-from ddpsim.diagnosis.traces import measured_in, rank_facts
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
@@ -49,8 +48,10 @@ from ddpsim.result.diagnosis import (
     Measurement,
     Predicted,
     Quantity,
+    Verdict,
+    is_normal,
+    verdict,
 )
-from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.document import Source
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import parse_duration

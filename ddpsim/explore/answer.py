@@ -39,8 +39,7 @@ from ddpsim.report.capacity.long_run import month_rows
 from ddpsim.report.page.figures import scaling_figure
 from ddpsim.report.page.tables import bucket_rows, parts
 from ddpsim.report.page.timeline import drawn_ranks, looks, span_ns
-from ddpsim.result.model import Memory, Result
-from ddpsim.result.words import edges_in_words, interval_name
+from ddpsim.result.model import Memory, Result, edges_in_words, interval_name
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.starters import preset_text

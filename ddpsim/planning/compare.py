@@ -31,7 +31,7 @@ from ddpsim.scenario.ddp import OF_HOOKS, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.checkpointing import WORDS
-from ddpsim.scenario.options.fine_tuning import BASES
+from ddpsim.scenario.options.linear_layers import BASES
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario

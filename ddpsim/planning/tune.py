@@ -19,10 +19,9 @@ from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import is_sharding, shardings, strategy_name
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
-from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.changes import Change, Comparison, Tuning
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import FLAT
-from ddpsim.result.tuning import Tuning
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario

@@ -25,10 +25,16 @@ from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, rank_variation, uncertainties
 from ddpsim.progress import stage
 from ddpsim.provenance import Uncertainty
-from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
+from ddpsim.result.model import (
+    Engine,
+    Estimate,
+    PredictionInterval,
+    Result,
+    Straggler,
+    edges_in_words,
+)
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
-from ddpsim.result.words import edges_in_words
 from ddpsim.scenario.document import Document, Source, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario

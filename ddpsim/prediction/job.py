@@ -29,9 +29,8 @@ from ddpsim.prediction.program import (
     loop_provenance,
 )
 from ddpsim.provenance import Provenance, Trust
-from ddpsim.result.model import Baselines, Memory
+from ddpsim.result.model import OUT_OF_MEMORY, Baselines, Memory
 from ddpsim.result.summary import mean_step_s
-from ddpsim.result.words import OUT_OF_MEMORY
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import InputError
 from ddpsim.prediction.job import Job
-from ddpsim.result.start_up import StartUp
+from ddpsim.result.model import StartUp
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.units import NS_PER_S
 

@@ -15,8 +15,8 @@ from ddpsim.result.model import (
     MemoryPeak,
     PredictionInterval,
     Result,
+    StartUp,
 )
-from ddpsim.result.start_up import StartUp
 from ddpsim.units import format_bytes, format_duration
 
 _BUCKET_ROWS = 8

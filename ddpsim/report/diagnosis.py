@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from ddpsim.report.lines import as_text, command, cut, labelled, listed, screen_width
 from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
-from ddpsim.result.words import interval_in_words
+from ddpsim.result.model import interval_in_words
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted, ranks
 

@@ -17,13 +17,12 @@ from ddpsim.report.lines import (
     warned,
 )
 from ddpsim.report.training import step_in_words, training_lines
-from ddpsim.result.model import IntervalSource, Result
-from ddpsim.result.words import OUT_OF_MEMORY, interval_in_words
+from ddpsim.result.model import OUT_OF_MEMORY, IntervalSource, Result, interval_in_words
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted, ranks
 
 if TYPE_CHECKING:
-    from ddpsim.result.verdict import Verdict
+    from ddpsim.result.diagnosis import Verdict
 
 _SCREEN = 24  # lines
 _STRAGGLERS = 3  # lines

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ddpsim.provenance import Provenance
-from ddpsim.result.drawn import Tabled
-from ddpsim.result.model import Distribution, IntervalSource, NextStep, rounded
+from ddpsim.result.model import Distribution, IntervalSource, NextStep, Tabled, rounded
 from ddpsim.result.training import LearningRate
 from ddpsim.units import format_long_duration
 

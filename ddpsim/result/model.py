@@ -4,15 +4,54 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from math import sqrt
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpsim.provenance import Z_80, Provenance
-from ddpsim.result.drawn import Tabled
-from ddpsim.result.start_up import StartUp
 from ddpsim.result.training import Training
 from ddpsim.units import format_duration
 
+if TYPE_CHECKING:
+    from ddpsim.report.notebook.figures import Figure
+
 RESULT_SCHEMA = "ddpsim.result/1"
+
+
+OUT_OF_MEMORY = "run out of memory"  # a warning of this is said with what would make it fit
+
+
+_NONE = "no interval can be had"
+
+
+class Drawn:
+    """An answer with a figure; `ddpsim.report.notebook.figures` says what each one shows."""
+
+    __slots__ = ()
+
+    def plot(self) -> Figure:
+        """The answer as a plotly figure: parts of a step, steps of a sweep, changes, causes, days.
+
+        >>> result = ddpsim.simulate(ddpsim.load_scenario("scenario.yaml"))
+        >>> print(*(trace.name for trace in result.plot().data), sep=" | ")
+        forward | backward | exposed comm | optimizer | other | step, 80% interval
+        >>> grid = ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25", "cluster.nodes=2,4"])
+        >>> print(*(line.name for line in ddpsim.sweep("scenario.yaml", grid).plot().data))
+        cluster.nodes=2 cluster.nodes=4
+        """
+        from ddpsim.report.notebook.figures import figure_of  # noqa: PLC0415 -- plotly is slow
+
+        return figure_of(self)
+
+
+class Tabled(Drawn):
+    """An answer with a table too."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it: a table of HTML, of many points the best 40."""
+        from ddpsim.report.notebook.tables import table_of  # noqa: PLC0415 -- a room above
+
+        return table_of(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +267,21 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUp:
+    """What comes before the first step, and is part of none.
+
+    DDP's constructor broadcasts parameters and buffers, `broadcast_bytes` in `broadcast_s`; None
+    with another strategy, or where a broadcast has no price. `communicator_s`: within which NCCL
+    makes its communicator, as published for about as many ranks; None with gloo. The launcher's
+    rendezvous and the load of the model are not in it.
+    """
+
+    broadcast_bytes: int | None
+    broadcast_s: float | None
+    communicator_s: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """How the answer was computed."""
 
@@ -381,3 +435,20 @@ def rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [rounded(item) for item in value]
     return value
+
+
+def edges_in_words(interval: PredictionInterval | None) -> str:
+    """Both edges: `70.1 ms to 85.3 ms`."""
+    if interval is None:
+        return _NONE
+    return f"{format_duration(interval.low)} to {format_duration(interval.high)}"
+
+
+def interval_name(interval: PredictionInterval | None) -> str:
+    """The level: `80% interval`."""
+    return f"{interval.level:.0%} interval" if interval else "interval"
+
+
+def interval_in_words(interval: PredictionInterval | None) -> str:
+    """Level and edges: `80% interval 70.1 ms to 85.3 ms`."""
+    return f"{interval_name(interval)} {edges_in_words(interval)}" if interval else _NONE

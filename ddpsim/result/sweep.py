@@ -8,8 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpsim.errors import missing
-from ddpsim.result.drawn import Tabled
-from ddpsim.result.model import Brief, rounded
+from ddpsim.result.model import Brief, Tabled, rounded
 from ddpsim.settings import Setting
 from ddpsim.wording import counted
 

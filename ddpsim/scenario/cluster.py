@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -29,11 +30,10 @@ from ddpsim.scenario.links import (
     refuse_gpu_direct_of_tcp,
     with_usual_latency,
 )
-from ddpsim.scenario.options.disturbances import Background, Stragglers
 from ddpsim.scenario.options.host import Host, refuse_impossible_host
-from ddpsim.scenario.options.nccl_version import NcclVersion
 from ddpsim.scenario.options.replica import Replica, refuse_what_replicas_lack
 from ddpsim.scenario.quantity import SourceField, SourceFileField
+from ddpsim.scenario.run import Background, Stragglers
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
 
@@ -410,3 +410,19 @@ class Cluster(Spec):
         each = self.gpus_by_node
         gpus = "of " + " + ".join(map(str, each)) if each else f"x {self.gpus_per_node}"
         return f"{nodes} {gpus} GPUs = {self.world_size} ranks"
+
+
+_NCCL = r"^2\.\d+(\.\d+)?$"
+
+
+def _nccl_version(value: Any) -> Any:
+    """As text: 2.20 as a number would be 2.2."""
+    if isinstance(value, str) and re.match(_NCCL, value):
+        return value
+    raise ValueError(
+        f"{shown(value)} is no version of NCCL; write one with its quotes, such as "
+        """nccl: "2.19", or --set 'cluster.nccl="2.19"'"""
+    )
+
+
+NcclVersion = Annotated[str, Field(pattern=_NCCL), BeforeValidator(_nccl_version)]

@@ -19,7 +19,7 @@ from ruamel.yaml.reader import ReaderError
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.files import read_given
 from ddpsim.scenario.base import Spec, numbered
-from ddpsim.scenario.yaml_errors import why_no_yaml
+from ddpsim.scenario.suggest import why_no_yaml
 from ddpsim.settings import Setting
 
 KeyPath = tuple[str | int, ...]

@@ -10,8 +10,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, named, refuse
 from ddpsim.scenario.options.checkpointing import CheckpointingField
-from ddpsim.scenario.options.fine_tuning import Lora
-from ddpsim.scenario.options.float8 import Float8
+from ddpsim.scenario.options.linear_layers import Float8, Lora
 from ddpsim.scenario.options.training_loop import (
     CheckpointWrite,
     DebugSettings,

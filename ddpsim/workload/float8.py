@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from ddpsim.errors import InputError, shown
-from ddpsim.scenario.options.float8 import Float8
+from ddpsim.scenario.options.linear_layers import Float8
 from ddpsim.workload.operators import Kind, Operator, moving
 from ddpsim.workload.zoo.step import Row, Step
 

@@ -13,7 +13,7 @@ from jobs.faulty_jobs import BERT, BETWEEN_NODES, IB_NODES, ONE_NODE, PCIE_NODE,
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
-from ddpsim.diagnosis.nccl_log import facts_of
+from ddpsim.diagnosis.facts import facts_of
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
 from ddpsim.report.diagnosis import render_diagnosis

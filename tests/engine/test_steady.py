@@ -25,8 +25,7 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.summary import lengths_ns, mean_step_s
-from ddpsim.scenario.options.disturbances import Stragglers
-from ddpsim.scenario.run import Jitter
+from ddpsim.scenario.run import Jitter, Stragglers
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S
 from ddpsim.workload.model import Model

@@ -19,7 +19,7 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.resolve import resolve
-from ddpsim.report.tuning import render_tuning
+from ddpsim.report.changes import render_tuning
 from ddpsim.result.summary import SteadyStep, mean_step_s
 from ddpsim.result.sweep import FLAT
 from ddpsim.scenario.document import Document, load

@@ -6,7 +6,7 @@ import pytest
 from shipped_scenarios import load, predict, simulated
 
 import ddpsim
-from ddpsim.result.verdict import Verdict
+from ddpsim.result.diagnosis import Verdict
 
 
 def judged(name: str, measured_s: float) -> Verdict:

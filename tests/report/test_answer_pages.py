@@ -15,8 +15,8 @@ from sweep_of_caps import SCENARIO, swept
 
 from ddpsim.planning.sweeps.sweep import with_intervals
 from ddpsim.prediction.api import load_scenario, predict
-from ddpsim.report.page.answers import answer_page
 from ddpsim.report.page.charts import comparison_charts
+from ddpsim.report.page.shell import answer_page
 from ddpsim.result.changes import Change, Comparison
 
 CAPS = "ddp.bucket_cap_mb=1,25"

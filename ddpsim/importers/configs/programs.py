@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.scenario.yaml_errors import why_no_yaml
+from ddpsim.scenario.suggest import why_no_yaml
 
 Settings = dict[str, Any]
 Rule = Callable[[Any], Settings | None]

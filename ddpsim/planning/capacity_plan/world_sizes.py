@@ -12,8 +12,7 @@ from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import predict
 from ddpsim.progress import stage
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
-from ddpsim.result.model import Result
-from ddpsim.result.words import OUT_OF_MEMORY
+from ddpsim.result.model import OUT_OF_MEMORY, Result
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_duration, format_long_duration

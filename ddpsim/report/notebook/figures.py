@@ -10,13 +10,10 @@ from ddpsim.report.page import charts
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.report.page.tables import parts
 from ddpsim.result.capacity import CapacityPlan
-from ddpsim.result.changes import Comparison, Explanation
+from ddpsim.result.changes import Comparison, Explanation, Tuning
 from ddpsim.result.diagnosis import Diagnosis
-from ddpsim.result.drawn import Drawn
-from ddpsim.result.model import Result
+from ddpsim.result.model import Drawn, Result, interval_name
 from ddpsim.result.sweep import Sweep
-from ddpsim.result.tuning import Tuning
-from ddpsim.result.words import interval_name
 
 try:
     from plotly.graph_objects import Figure

@@ -11,10 +11,8 @@ from ddpsim.report.page.tables import parts
 from ddpsim.report.sweep import figures_in_words, short_keys, shown_points
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
-from ddpsim.result.drawn import Tabled
-from ddpsim.result.model import Result
+from ddpsim.result.model import Result, Tabled, interval_in_words
 from ddpsim.result.sweep import Point, Sweep
-from ddpsim.result.words import interval_in_words
 from ddpsim.units import (
     format_duration,
     format_long_duration,

@@ -13,10 +13,9 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ddpsim.result.capacity import Capacity, CapacityPlan
-from ddpsim.result.changes import Change, Comparison, Sensitivity
+from ddpsim.result.changes import Change, Comparison, Sensitivity, Tuning
 from ddpsim.result.diagnosis import WORTH_SAYING, Diagnosis
 from ddpsim.result.sweep import Point, Sweep
-from ddpsim.result.tuning import Tuning
 from ddpsim.settings import Setting
 
 LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}

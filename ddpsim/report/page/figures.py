@@ -8,9 +8,8 @@ from typing import Any
 from ddpsim.report.page.charts import LEGEND_BELOW, edges, sensitivity_figure
 from ddpsim.report.page.looks import Look
 from ddpsim.report.page.tables import parts
-from ddpsim.result.model import Result
+from ddpsim.result.model import Result, interval_name
 from ddpsim.result.storyboard import Storyboard
-from ddpsim.result.words import interval_name
 
 
 def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:

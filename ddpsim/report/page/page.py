@@ -12,8 +12,8 @@ from ddpsim.report.page.figures import figures
 from ddpsim.report.page.shell import packaged, render
 from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page.timeline import legend, rank_options, timeline
+from ddpsim.result.model import edges_in_words, interval_name
 from ddpsim.result.storyboard import Storyboard
-from ddpsim.result.words import edges_in_words, interval_name
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.version import __version__
 from ddpsim.wording import ranks

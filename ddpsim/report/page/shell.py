@@ -1,14 +1,15 @@
-"""What our HTML pages share: one file that needs no other and no network, light and dark."""
+"""What our HTML pages share: one file that needs no other and no network; and an answer's page."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from ddpsim.errors import missing
+from ddpsim.errors import missing, printable
+from ddpsim.report.page.charts import Chart
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -72,3 +73,33 @@ def render(
 def _hash(script: str) -> str:
     """What names a script in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+_BODY = """\
+{% extends "shell.html" %}
+{% block body %}
+<header><h1>{{ title }}</h1></header>
+<main>
+{% for chart in charts %}
+<section aria-labelledby="{{ chart.key }}-title">
+<h2 id="{{ chart.key }}-title">{{ chart.heading }}</h2>
+<p>{{ chart.words }}</p>
+<figure><div class="drawing" id="drawing-{{ chart.key }}" role="img" \
+aria-label="{{ chart.heading }}: {{ chart.words }} The text below has the figures."></div></figure>
+</section>
+{% endfor %}
+<section aria-labelledby="text-title">
+<h2 id="text-title">In figures</h2>
+<div class="wide" role="region" aria-label="The answer as text" tabindex="0">\
+<pre>{{ text }}</pre></div>
+</section>
+</main>
+{% endblock %}
+"""
+
+
+def answer_page(name: str, charts: Iterable[Chart], text: str) -> str:
+    """The page, with the answer as the command prints it: the same bytes for the same answer."""
+    drawn = tuple(charts)
+    data = {"timeline": None, "figures": {chart.key: chart.figure for chart in drawn}}
+    return render(_BODY, printable(name), data, {}, text=text, charts=drawn)

@@ -21,7 +21,7 @@ from calibrate.capture.sources import Source
 from calibrate.measure.model.training import Made, checked
 from calibrate.measure.zoo.models import Llama
 from ddpsim.errors import ScenarioError
-from ddpsim.scenario.options.fine_tuning import Lora
+from ddpsim.scenario.options.linear_layers import Lora
 from ddpsim.scenario.options.model_file import table_of as joined
 from ddpsim.workload.fine_tuning import fine_tuned
 from ddpsim.workload.operators import MULTIPLYING

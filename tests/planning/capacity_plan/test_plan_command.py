@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.prices import merged, read_prices, written
-from ddpsim.report.page.answers import answer_page
 from ddpsim.report.page.charts import plan_charts
+from ddpsim.report.page.shell import answer_page
 from ddpsim.result.capacity import CapacityPlan
 
 ROOT = Path(__file__).resolve().parents[3]

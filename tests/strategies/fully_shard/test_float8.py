@@ -87,7 +87,7 @@ def test_casts_cost_more_than_products_gain_where_nothing_fuses_them() -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_products_have_as_many_flops_and_one_byte(recipe: str) -> None:
     from ddpsim.scenario.catalog import model_table
-    from ddpsim.scenario.options.float8 import Float8
+    from ddpsim.scenario.options.linear_layers import Float8
     from ddpsim.workload.float8 import Float8Linears
     from ddpsim.workload.zoo.step import step_of
 
