@@ -67,7 +67,7 @@ def _other_batch(case: Case, times: float) -> Change:
 
 def _late_batches(case: Case) -> Sequence[float]:
     """Samples per second of one rank's loader, too few for the predicted step."""
-    samples = case.job.samples_per_rank
+    samples = case.scenario.samples_per_rank
     return [samples / (late * case.step_s) for late in _LATE]
 
 

@@ -84,7 +84,7 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     return Comparison(
         base.name,
         base.cluster.world_size,
-        first.samples,
+        job.scenario.global_batch,
         result.iteration_time_s.mean,
         result.prediction_interval_s,
         tuple(_change(first, option, side, steps_s) for option, side in others),
@@ -115,11 +115,6 @@ class _Side:
         return cls(job, brief_of(job, parts))
 
     @property
-    def samples(self) -> int:
-        """Of one step, on all ranks."""
-        return self.job.samples_per_rank * self.job.scenario.cluster.world_size
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What `simulate` warns of."""
         return self.job.warnings(self.brief.iteration_time_s.mean)
@@ -148,7 +143,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
     if isinstance(other, DdpsimError):
         return Change(title, settings, note=note, problem=other.reason)
     step_s, first_s = (side.brief.iteration_time_s.mean for side in (other, first))
-    share = first.samples / other.samples
+    share = first.job.scenario.global_batch / other.job.scenario.global_batch
     change_s = share * step_s - first_s
     below_s, above_s = _margins(first, other, share, steps_s)
     memory, before = (side.brief.memory_bytes_per_gpu for side in (other, first))

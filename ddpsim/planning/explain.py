@@ -78,7 +78,7 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
     data = job.scenario.workload.data
     if data and data.sample_bytes:
-        local = data.model_copy(update={"sample_bytes": None})
+        local = data.having(sample_bytes=None)
         without = resolve(job.scenario.having("workload", data=local))
         yield effect("samples on a disk of each node", without.step_s())
     for key, what in _DISTURBED.items():

@@ -129,7 +129,7 @@ def _least(job: Job, parts: Parts) -> Brief:
 
     least_ns = max(1, floor(least_step_s(job.request()) * NS_PER_S))
     ranks, memory = job.scenario.cluster.world_size, parts.memory(job)
-    return SteadyStep([least_ns], 0, 0).brief(job.samples_per_rank, ranks, 0.0, memory)
+    return SteadyStep([least_ns], 0, 0).brief(job.scenario.samples_per_rank, ranks, 0.0, memory)
 
 
 def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
@@ -162,4 +162,4 @@ def _briefs(
 
 def _brief(job: Job, step: SteadyStep, parts: Parts) -> Brief:
     ranks, compute_only_s = job.scenario.cluster.world_size, job.compute_only_s()
-    return step.brief(job.samples_per_rank, ranks, compute_only_s, parts.memory(job))
+    return step.brief(job.scenario.samples_per_rank, ranks, compute_only_s, parts.memory(job))

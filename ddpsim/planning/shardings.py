@@ -138,8 +138,7 @@ def settings_to_fit(
     try:
         scenario = parse(document.changed(settings))
         if size is not None:
-            update = {"cluster": scenario.cluster.resized(*size)}
-            scenario = scenario.model_copy(update=update)
+            scenario = scenario.having(cluster=scenario.cluster.resized(*size))
         ways = ways_to_fit(resolve(scenario, parts=parts), same_strategy=True)
     except (InputError, ScenarioError):
         return ()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from ddpsim.cluster.mesh import mesh_of
 from ddpsim.cluster.what_if_links import waits_for_latency
-from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
 from ddpsim.prediction.effort import long_answer
@@ -97,7 +96,7 @@ def simulate(scenario: Source, engine: EngineMode = "auto") -> Result:
     """
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
-    return _simulated(resolve(scenario_of(scenario)), engine)
+    return simulate_and_observe(resolve(scenario_of(scenario)), engine=engine)[0]
 
 
 def load_and_simulate(
@@ -105,7 +104,7 @@ def load_and_simulate(
 ) -> tuple[Scenario, Result]:
     """What `load_scenario` and `simulate` return, of one job: its model is built once."""
     scenario, job = _checked(load(source, overrides))
-    return scenario, _simulated(job, engine)
+    return scenario, simulate_and_observe(job, engine=engine)[0]
 
 
 def predict(scenario: Scenario) -> Result:
@@ -125,30 +124,22 @@ def predict_and_observe(
 
     Without an interval the answer also lacks what rests on other runs: stragglers and epochs.
     """
-    wanted, request = _existing(job.scenario, ranks), job.request()
-    simulated, period = _observed(request, wanted)
-    sum_up = _predicted if with_interval else _summed
-    return sum_up(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
+    simulated, timeline = _observed(job, ranks)
+    sum_up = _predicted if with_interval else summed_up
+    return sum_up(job, simulated, "auto"), timeline
 
 
-def simulate_and_observe(job: Job, ranks: Iterable[int]) -> tuple[Result, Timeline]:
-    """What `simulate` and `observe` return of a job, of one run; raises as they do."""
-    wanted, request = _existing(job.scenario, ranks), job.request()
-    result, timeline = _answer(job, "auto", lambda: _observed(request, wanted)[0])
-    return result, _of_ranks(timeline, wanted, request.plan.period)
-
-
-def _simulated(job: Job, engine: EngineMode) -> Result:
-    return _answer(job, engine, lambda: run(job.request(), engine))[0]
-
-
-def _answer(
-    job: Job, engine: EngineMode, begin: Callable[[], Simulated]
+def simulate_and_observe(
+    job: Job, ranks: Iterable[int] | None = None, engine: EngineMode = "auto"
 ) -> tuple[Result, Timeline]:
+    """What `simulate` and `observe` return of a job, of one run; raises as they do.
+
+    Without `ranks` the timeline is that of the ranks that were simulated.
+    """
     with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
         if needs := long_answer(job):
             told.say(needs)
-        simulated = begin()
+        simulated, timeline = _observed(job, ranks, engine)
         mean_s = mean_step_s(simulated.timeline)
         told.known = [f"the step takes {format_duration(mean_s)}"]
         told.advance()
@@ -157,15 +148,11 @@ def _answer(
         told.advance()
         result = replace(result, next_steps=next_steps(job, result))
         told.advance()
-    return result, simulated.timeline
-
-
-def _summed(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    return summarise(simulated.timeline, _context(job, simulated, engine))
+    return result, timeline
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    result = _summed(job, simulated, engine)
+    result = summed_up(job, simulated, engine)
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
     known = uncertainties(job)
     interval = _interval(job, result, known, spread_s)
@@ -193,13 +180,12 @@ def observe(
     and ValueError for a rank that does not exist.
     """
     scenario = scenario_of(scenario)
-    job, wanted = resolve(scenario), _existing(scenario, ranks)
-    request = job.request()
-    if observe_message is not None:
-        timeline = run(request, "reference", observe_message=observe_message).timeline
-        return _of_ranks(timeline, wanted, scenario.cluster.world_size)
-    simulated, period = _observed(request, wanted)
-    return _of_ranks(simulated.timeline, wanted, period)
+    job = resolve(scenario)
+    if observe_message is None:
+        return _observed(job, ranks)[1]
+    wanted = _existing(scenario, ranks)
+    timeline = run(job.request(), "reference", observe_message=observe_message).timeline
+    return _of_ranks(timeline, wanted, scenario.cluster.world_size)
 
 
 def _existing(scenario: Scenario, ranks: Iterable[int]) -> list[int]:
@@ -209,11 +195,17 @@ def _existing(scenario: Scenario, ranks: Iterable[int]) -> list[int]:
     return wanted
 
 
-def _observed(request: Request, wanted: Iterable[int]) -> tuple[Simulated, int]:
-    """A run with these ranks' lanes, and of how many ranks the others do the same."""
-    period = request.plan.period
-    observed = sorted({rank % period for rank in wanted})
-    return run(request, observed=observed), period
+def _observed(
+    job: Job, ranks: Iterable[int] | None, engine: EngineMode = "auto"
+) -> tuple[Simulated, Timeline]:
+    """A run, and its lanes of some ranks and of the slowest one; None: of those it simulates."""
+    request = job.request()
+    if ranks is None:
+        simulated = run(request, engine)
+        return simulated, simulated.timeline
+    wanted, period = _existing(job.scenario, ranks), request.plan.period  # others do the same
+    simulated = run(request, engine, observed=sorted({rank % period for rank in wanted}))
+    return simulated, _of_ranks(simulated.timeline, wanted, period)
 
 
 def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timeline:
@@ -226,10 +218,9 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
     scenario, found = job.scenario, list(stragglers(job))
 
     def cost_s(part: str, key: str) -> float:
-        """Of what varies over time: the whole run again, without it."""
-        calm = getattr(scenario, part).model_copy(update={key: None})
-        changed = scenario.model_copy(update={part: calm})
-        without = run(resolve(changed, parts=job.parts_for_another).request(), engine)
+        """Run the whole again without what varies over time."""
+        calm = resolve(scenario.having(part, **{key: None}), parts=job.parts_for_another)
+        without = run(calm.request(), engine)
         return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
 
     if scenario.run.stalls:
@@ -240,34 +231,41 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
     return tuple(sorted(found, key=lambda straggler: -straggler.cost_s))
 
 
-def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
-    scenario = job.scenario
-    return Context(
+def summed_up(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
+    """What a run says by itself: without an interval, and what rests on other runs."""
+    scenario, strategy, naive = job.scenario, job.program.strategy, job.baselines()
+    context = Context(
+        samples_per_rank=scenario.samples_per_rank,
+        world_size=scenario.cluster.world_size,
+        compute_only_s=naive.compute_only,
+        memory=job.memory(),
+        network=partial(_limit_of, job),
+        broadcast=strategy.broadcast,
+        reduced=strategy.reduced,
+        optimizes_on_host=scenario.ddp.host_copies is not None,
+        ranks_of=partial(_ranks_of, mesh_of(scenario)),
+        knows_warmup=job.knows_warmup,
+        names=job.bucket_names,
+        batches_s=job.batches_s,
+        network_saves_s=lambda: job.step_s() - job.step_s(network=_NO_NETWORK),
+        host_saves_s=lambda: job.step_s() - job.step_s(host=_NO_HOST),
+    )
+    return summarise(
+        simulated.timeline,
+        context,
         name=scenario.name,
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
         gpus_by_node=scenario.cluster.gpus_by_node,
-        samples_per_rank=job.samples_per_rank,
         gpus_per_rank=job.gpus_per_rank,
-        network=partial(_limit_of, job),
         strategy=strategy_name(scenario),
-        broadcast=job.program.strategy.broadcast,
-        reduced=job.program.strategy.reduced,
-        optimizes_on_host=scenario.ddp.host_copies is not None,
-        ranks_of=partial(_ranks_of, mesh_of(scenario)),
-        knows_warmup=job.knows_warmup,
-        buckets_rebuilt_at=job.program.strategy.rebuilt_from,
-        names=job.bucket_names,
-        memory=job.memory(),
-        memory_peak=job.program.strategy.memory_peak(),
-        baselines=job.baselines(),
+        buckets_rebuilt_at=strategy.rebuilt_from,
+        memory_peak=strategy.memory_peak(),
+        baselines_s=naive,
         provenance=job.provenance(),
         warnings=job.warnings(mean_step_s(simulated.timeline)),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
-        batches_s=job.batches_s,
-        network_saves_s=lambda: job.step_s() - job.step_s(network=_NO_NETWORK),
-        host_saves_s=lambda: job.step_s() - job.step_s(host=_NO_HOST),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
 
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.job import Job
@@ -72,19 +71,14 @@ def split_to_fit(scenario: Scenario, parts: Parts | None = None) -> Scenario | N
 def _split(scenario: Scenario, count: int) -> Scenario:
     """Each micro-batch in so many."""
     batch, steps = scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
-    smaller = _with(scenario, "workload", batch_per_rank=batch // count)
-    return _with(smaller, "ddp", accumulation_steps=count * steps)
+    smaller = scenario.having("workload", batch_per_rank=batch // count)
+    return smaller.having("ddp", accumulation_steps=count * steps)
 
 
 def _fits(scenario: Scenario, parts: Parts | None) -> bool:
     """Return what two micro-batches do, where there are more."""
-    few = _with(scenario, "ddp", accumulation_steps=min(2, scenario.ddp.accumulation_steps))
+    few = scenario.having("ddp", accumulation_steps=min(2, scenario.ddp.accumulation_steps))
     return resolve(few, parts=parts).memory().fits
-
-
-def _with(scenario: Scenario, section: str, **values: Any) -> Scenario:
-    changed = getattr(scenario, section).model_copy(update=values)
-    return scenario.model_copy(update={section: changed})
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ def _bucket_view(way: _Way) -> _Way | None:
         return None
     if ddp.gradient_as_bucket_view or ddp.torch == "1.4":
         return None
-    viewed = _with(way.scenario, "ddp", gradient_as_bucket_view=True)
+    viewed = way.scenario.having("ddp", gradient_as_bucket_view=True)
     words = "gradient_as_bucket_view"
     return way.and_with(viewed, words, "ddp.gradient_as_bucket_view=true")
 
@@ -177,7 +171,7 @@ def _zero1(way: _Way) -> _Way | None:
     ddp = way.scenario.ddp
     if _is_alone(way.scenario) or ddp.strategy != "ddp" or ddp.is_torch_1:
         return None
-    return way.and_with(_with(way.scenario, "ddp", strategy="zero1"), "zero1", "ddp.strategy=zero1")
+    return way.and_with(way.scenario.having("ddp", strategy="zero1"), "zero1", "ddp.strategy=zero1")
 
 
 def _fully_shard(way: _Way) -> _Way | None:
@@ -188,10 +182,10 @@ def _fully_shard(way: _Way) -> _Way | None:
     if _is_alone(way.scenario) or ddp != usual or refused:
         return None
     if way.scenario.workload.precision != "amp-bf16":
-        sharded = _with(way.scenario, "ddp", strategy="fully_shard")
+        sharded = way.scenario.having("ddp", strategy="fully_shard")
         return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard")
     mixed = FullyShard(mixed_precision=MixedPrecision(param="bfloat16", reduce="float32"))
-    sharded = _with(way.scenario, "ddp", strategy="fully_shard", fully_shard=mixed)
+    sharded = way.scenario.having("ddp", strategy="fully_shard", fully_shard=mixed)
     return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard", AS_AUTOCAST)
 
 
@@ -200,7 +194,7 @@ def _reduces_each(way: _Way) -> _Way | None:
     ddp, is_one = way.scenario.ddp, way.scenario.workload.batch_per_rank == 1
     if not ddp.no_sync or ddp.host_copies or (ddp.accumulation_steps == 1 and is_one):
         return None
-    reduced = _with(way.scenario, "ddp", no_sync=False)
+    reduced = way.scenario.having("ddp", no_sync=False)
     return way.and_with(reduced, "gradients reduced each micro-batch", "ddp.no_sync=false")
 
 
@@ -211,9 +205,9 @@ def _offload(way: _Way) -> _Way | None:
     adds_there = ddp.accumulation_steps > 1 and not ddp.no_sync
     if not ddp.is_fully_sharded or ddp.host_copies or needs_gpu or adds_there:
         return None
-    moved = ddp.sharding.model_copy(update={"offload_policy": CpuOffload()})
+    moved = ddp.sharding.having(offload_policy=CpuOffload())
     setting = "ddp.fully_shard.offload_policy=CPUOffloadPolicy"
-    offloaded = _with(scenario, "ddp", fully_shard=moved)
+    offloaded = scenario.having("ddp", fully_shard=moved)
     return way.and_with(offloaded, "CPUOffloadPolicy", setting)
 
 
@@ -223,7 +217,7 @@ def _checkpoints(way: _Way) -> _Way | None:
     refused = workload.sync_batch_norm or workload.checkpointing == full
     if refused or workload.model is None:
         return None
-    checkpointed = _with(way.scenario, "workload", checkpointing=full)
+    checkpointed = way.scenario.having("workload", checkpointing=full)
     words = "activation checkpointing"
     return way.and_with(checkpointed, words, "workload.checkpointing=full")
 

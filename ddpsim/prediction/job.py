@@ -151,7 +151,7 @@ class Job:
         return self.parts.get("lasting", asked, self._drawn_lasting, kept=_WORK_SUMS_KEPT)
 
     def _drawn_lasting(self) -> WorkSums | None:
-        even = self.scenario.run.model_copy(update={"jitter": None})
+        even = self.scenario.run.having(jitter=None)
         drawn = draw_slowdowns(self.scenario.cluster, even, 1, (), self.node_times)
         if drawn is None:
             return None
@@ -210,11 +210,6 @@ class Job:
         cluster, of_several = self.scenario.cluster, any(len(each) > 1 for each in self.observed_s)
         known = self.ranks_measured or of_several or cluster.stragglers or self.scenario.run.jitter
         return cluster.world_size > 1 and not known
-
-    @property
-    def samples_per_rank(self) -> int:
-        """Samples that a rank works on in one step."""
-        return self.scenario.workload.batch_per_rank * self.scenario.ddp.accumulation_steps
 
     @property
     def batches_s(self) -> float:

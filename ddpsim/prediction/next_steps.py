@@ -70,7 +70,7 @@ class _Trials:
 
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
-        self.before = _samples(job.scenario) / job.step_s()
+        self.before = job.scenario.global_batch / job.step_s()
         self._known: dict[tuple[str, ...], _Range] = {}
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
@@ -98,7 +98,7 @@ class _Trials:
         """Samples per second of all ranks, without noise; 0 where a change does not fit."""
         jobs = {each.settings: _changed_job(self.job, each) for each in changes}
         fit = {settings: job for settings, job in jobs.items() if job}
-        samples = [_samples(job.scenario) for job in fit.values()]
+        samples = [job.scenario.global_batch for job in fit.values()]
         steps_s = step_ranges_s(
             [job.calm_request() for job in fit.values()],
             lambda i, *edges_s: bool(suffices and suffices(*(samples[i] / s for s in edges_s))),
@@ -307,11 +307,6 @@ def _changed_job(job: Job, change: _Change) -> Job | None:
     memory = changed.memory()
     fits = memory.total <= max(memory.device, job.memory().total)
     return changed if fits else None
-
-
-def _samples(scenario: Scenario) -> int:
-    per_rank = scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps
-    return per_rank * scenario.cluster.world_size
 
 
 def _narrowing(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:

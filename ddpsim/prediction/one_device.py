@@ -49,16 +49,15 @@ def on_one_rank(program: Program, *, tells: bool = True) -> Timeline:
 
 def as_measured(ddp: Ddp) -> Ddp:
     """The options under which a step with DDP on one device is measured: no choices to tune."""
-    changes = {
-        "strategy": "ddp",
-        "zero1": None,
-        "bucket_cap_mb": None,
-        "gradient_as_bucket_view": False,
-        "comm_hook": "none",
-        "join": None,
-        "accumulation_steps": 1,
-    }
-    return ddp.model_copy(update=changes)
+    return ddp.having(
+        strategy="ddp",
+        zero1=None,
+        bucket_cap_mb=None,
+        gradient_as_bucket_view=False,
+        comm_hook="none",
+        join=None,
+        accumulation_steps=1,
+    )
 
 
 def times_as_priced(

@@ -59,7 +59,7 @@ class Parts:
         """See build_model, and compiled_model of one that is."""
         ddp, device = scenario.ddp, scenario.cluster.device
         of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half, ddp.shards_model)
-        work = scenario.workload.model_copy(update=dict.fromkeys(_OF_LOOP))
+        work = scenario.workload.having(**dict.fromkeys(_OF_LOOP))
         asked = (work, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))
         if not model.is_compiled or ddp.shards_model:  # whose hooks break graphs
@@ -103,7 +103,7 @@ class Parts:
         is_ddp = scenario.cluster.algorithm != "data_parallel" and scenario.ddp.is_ddp
         if measured_s is None or not is_ddp:
             return 1.0
-        plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
+        plain = scenario.having(ddp=as_measured(scenario.ddp))
         asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
         return self.get(
             "DDP's own work",
@@ -118,7 +118,7 @@ class Parts:
 
     def alone(self, job: Job, asked: object, build: Callable[[], Timeline]) -> Timeline:
         """The steps of one device without DDP, as far as nothing else than a job differs."""
-        any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
+        any_caps = job.scenario.ddp.having(bucket_cap_mb=None)
         warmup, inputs = job.program.strategy.warmup, (job.scenario, job.model, job.overheads)
         return self.get("alone", (asked, warmup, any_caps, *_program_inputs(*inputs)), build)
 

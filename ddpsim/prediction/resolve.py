@@ -129,9 +129,7 @@ def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario
     """The profile's jitter where the scenario states none."""
     if profile is None or profile.jitter is None or scenario.run.jitter is not None:
         return scenario
-    jitter = Jitter(sigma=profile.jitter.iteration_sigma)
-    run_options = scenario.run.model_copy(update={"jitter": jitter})
-    return scenario.model_copy(update={"run": run_options})
+    return scenario.having("run", jitter=Jitter(sigma=profile.jitter.iteration_sigma))
 
 
 def _located(error: InputError, document: Document | None) -> Problem:

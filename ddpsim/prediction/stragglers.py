@@ -19,7 +19,7 @@ def stragglers(job: Job) -> Iterator[Straggler]:
     cluster, whole_s = job.scenario.cluster, job.step_s()
 
     def cost_s(**changed: Any) -> float:
-        without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
+        without = job.scenario.having("cluster", **changed)
         return max(0.0, whole_s - resolve(without, parts=job.parts_for_another).step_s())
 
     others = cluster.other_nodes or {}
@@ -29,7 +29,7 @@ def stragglers(job: Job) -> Iterator[Straggler]:
             (f"node {node}'s links", ("intra_node", "inter_node")),
         ):
             if any(getattr(other, key) for key in keys):
-                usual = other.model_copy(update=dict.fromkeys(keys))
+                usual = other.having(**dict.fromkeys(keys))
                 kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
                 yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
     if cluster.stragglers:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from math import inf
+from typing import Any
 
-from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import (
     BreakdownNs,
     Step,
@@ -17,16 +16,13 @@ from ddpsim.result.metrics import (
     steps_of,
 )
 from ddpsim.result.model import (
-    Baselines,
     Bottleneck,
     Brief,
     BucketTimes,
     CollectiveTimes,
     CriticalPart,
     Distribution,
-    Engine,
     Memory,
-    MemoryPeak,
     Result,
 )
 from ddpsim.result.timeline import CommSpan, Timeline
@@ -40,40 +36,30 @@ _PACED = 1e-4  # of a step: rounding, over all of them
 
 @dataclass(frozen=True)
 class Context:
-    """What a result needs in addition to the timeline.
+    """What a result needs of its job, beside the timeline and the figures that it takes over.
 
     `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
     what an all-reduce of gradients sends. `ranks_of`: the ranks of a rank's group, in words.
-    `names`: of the first and the last parameter of each bucket.
+    `names`: of the first and the last parameter of each bucket. `batches_s`: in which a loader
+    makes those of a step; 0: there is none.
     `network_saves_s`: by how much a step is shorter where the network takes no time;
     `host_saves_s`: where the host takes none.
     """
 
-    name: str
-    nodes: int
-    gpus_per_node: int
-    gpus_by_node: tuple[int, ...] | None
     samples_per_rank: int
+    world_size: int
+    compute_only_s: float
+    memory: Memory
     network: Callable[[CommSpan], str]
-    strategy: str
     broadcast: str
     reduced: str
     ranks_of: Callable[[str, int], str]
-    memory: Memory
-    memory_peak: MemoryPeak | None
-    baselines: Baselines
     knows_warmup: bool
-    buckets_rebuilt_at: int | None
-    provenance: tuple[Provenance, ...]
-    warnings: tuple[str, ...]
-    seed: int
-    engine: Engine
-    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    optimizes_on_host: bool = False
-    network_saves_s: Callable[[], float] = lambda: inf
-    host_saves_s: Callable[[], float] = lambda: inf
-    gpus_per_rank: int = 1
-    batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
+    names: Mapping[int, tuple[str, str]]
+    optimizes_on_host: bool
+    network_saves_s: Callable[[], float]
+    host_saves_s: Callable[[], float]
+    batches_s: float
 
 
 @dataclass(frozen=True)
@@ -157,35 +143,24 @@ def spread_of_means(timeline: Timeline, steps: int) -> tuple[float, float]:
     return percentile(means_s, 10), percentile(means_s, 90)
 
 
-def summarise(timeline: Timeline, context: Context) -> Result:
-    """The result of a simulation."""
+def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
+    """Build the result of a simulation; `known`: its figures that no timeline tells."""
     slowest = timeline.slowest_rank
     warmup, steady = _steps(timeline)
-    times = _distribution([step.length_ns for step in steady])
     typical, communicating = typical_step(steady), typical_step(_communicating(steady))
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
-    comm_s = _mean(sum(step.comm_ns() for step in steady), steady)
-    skew_s = _mean(sum(step.skew_ns() for step in steady), steady)
-    exposed_s = _mean(breakdown.exposed_comm, steady)
-    by_node = context.gpus_by_node
-    world_size = sum(by_node) if by_node else context.nodes * context.gpus_per_node
-    per_gpu = context.samples_per_rank / times.mean
+    lengths, comm_ns = [step.length_ns for step in steady], sum(step.comm_ns() for step in steady)
+    brief = SteadyStep(lengths, comm_ns, breakdown.exposed_comm).brief(
+        context.samples_per_rank, context.world_size, context.compute_only_s, context.memory
+    )
+    shown_warmup = warmup if context.knows_warmup else []
     return Result(
-        name=context.name,
-        world_size=world_size,
-        nodes=context.nodes,
-        gpus_per_node=context.gpus_per_node,
-        gpus_by_node=by_node,
-        iteration_time_s=times,
+        **{field.name: getattr(brief, field.name) for field in fields(Brief)},
+        **known,
         prediction_interval_s=None,
-        throughput_samples_per_s=per_gpu * world_size,
-        throughput_per_gpu=per_gpu,
-        scaling_efficiency=context.baselines.compute_only / times.mean,
         breakdown_s=breakdown.seconds(len(steady)),
-        comm_time_s=comm_s,
-        skew_s=skew_s,
-        exposed_comm_s=exposed_s,
-        overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
+        skew_s=_mean(sum(step.skew_ns() for step in steady), steady),
+        overlap_fraction=1 - brief.exposed_comm_s / brief.comm_time_s if comm_ns else None,
         buckets=_buckets(communicating, context.names),
         bottleneck=_bottleneck(breakdown, slowest, timeline.late_peers_ns, steady, context),
         critical_path=tuple(
@@ -193,19 +168,9 @@ def summarise(timeline: Timeline, context: Context) -> Result:
             for link in typical.critical_path()
         ),
         stragglers=(),
-        baselines_s=context.baselines,
-        warmup_s=tuple(s.length_ns / NS_PER_S for s in (warmup if context.knows_warmup else ())),
-        buckets_rebuilt_at=context.buckets_rebuilt_at,
-        memory_bytes_per_gpu=context.memory,
-        memory_peak=context.memory_peak,
-        provenance=context.provenance,
-        warnings=context.warnings,
+        warmup_s=tuple(step.length_ns / NS_PER_S for step in shown_warmup),
         next_steps=(),
-        seed=context.seed,
-        engine=context.engine,
         collectives=_collectives(communicating, lambda group: context.ranks_of(group, slowest)),
-        strategy=context.strategy,
-        gpus_per_rank=context.gpus_per_rank,
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of Python 3.11
 
 MOST_RANKS = 2_000_000
 Fraction = Annotated[float, Field(ge=0.001, le=1)]
@@ -30,6 +33,17 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, strict=True, serialize_by_alias=True
     )
+
+    def having(self, at: str = "", /, **values: Any) -> Self:
+        """Copy with other values in the section at a dotted path of attributes, or in this one.
+
+        Whether they fit is not checked again.
+        """
+        if not at:
+            return self.model_copy(update=values)
+        section, _, inner = at.partition(".")
+        changed = getattr(self, section).having(inner, **values)
+        return self.model_copy(update={section: changed})
 
 
 def given(value: Any) -> Any:

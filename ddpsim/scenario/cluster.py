@@ -258,7 +258,7 @@ class Cluster(Spec):
                 f"cluster.other_nodes.{node}.gpus_per_node",
                 "is of this job alone: other numbers of nodes are of one size; drop it",
             )
-        changed = self.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
+        changed = self.having(nodes=nodes, gpus_per_node=gpus_per_node)
         try:
             changed._ranks_exist()  # type: ignore[operator]  # noqa: SLF001 -- its own class's
             changed._algorithm_fits()  # type: ignore[operator]  # noqa: SLF001

@@ -146,7 +146,7 @@ class InterNode(_Link):
 
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
         """The same with another bandwidth."""
-        return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+        return self.having(bandwidth_bytes_per_s=bytes_per_s)
 
 
 def _if_said(link: _AnyLink | None) -> _AnyLink | None:
@@ -168,7 +168,7 @@ def near_a_part(
     """
     if not isinstance(link, InterNode) or gpus >= of:
         return link
-    return link.model_copy(update={"nics_per_node": ceil(link.nics_per_node * gpus / of)})
+    return link.having(nics_per_node=ceil(link.nics_per_node * gpus / of))
 
 
 def beside_a_device(
@@ -182,7 +182,7 @@ def beside_a_device(
         stated = _with_transport(stated, usual, by_nccl=by_nccl)
     if stated.latency_s is not None:
         return stated
-    changed = stated.model_copy(update={"latency_s": usual.latency_s})
+    changed = stated.having(latency_s=usual.latency_s)
     return with_usual_latency(changed, stated, usual)
 
 
@@ -194,7 +194,7 @@ def _with_transport(stated: InterNode, usual: InterNode, *, by_nccl: bool) -> In
     is_of_rdma = by_nccl and rate >= _RDMA_FROM_BYTES_PER_S and rate > usual_rate
     has_rdma = usual.transport != "tcp" or is_of_rdma
     kind: Transport = "rdma" if has_rdma and rate > _TCP_TO_BYTES_PER_S else "tcp"
-    return stated.model_copy(update={"transport": kind})
+    return stated.having(transport=kind)
 
 
 def with_usual_latency(
@@ -205,7 +205,7 @@ def with_usual_latency(
         return changed
     if stated.latency_s is not None or changed.transport == preset.transport:
         return changed
-    return changed.model_copy(update={"latency_s": USUAL_LATENCY_S[changed.transport]})
+    return changed.having(latency_s=USUAL_LATENCY_S[changed.transport])
 
 
 def refuse_gpu_direct_of_tcp(stated: InterNode | None, link: IntraNode | InterNode | None) -> None:

@@ -6,7 +6,7 @@ YAML keys are torch's and the field's own words; attributes add the SI unit of w
 from __future__ import annotations
 
 from json import dumps
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -52,10 +52,15 @@ class Scenario(Spec):
         None, description="failures and restarts that `plan` counts; omitted: none"
     )
 
-    def having(self, section: str, **values: Any) -> Scenario:
-        """The scenario with other values in a section; whether they fit is not checked again."""
-        changed = getattr(self, section).model_copy(update=values)
-        return self.model_copy(update={section: changed})
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples that a rank works on in one step."""
+        return self.workload.batch_per_rank * self.ddp.accumulation_steps
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step, on all ranks."""
+        return self.samples_per_rank * self.cluster.world_size
 
     @property
     def may_leave_unused(self) -> bool:

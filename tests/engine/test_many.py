@@ -16,7 +16,6 @@ from ddpsim.prediction import api
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief, Result
-from ddpsim.result.summary import summarise
 from ddpsim.scenario.schema import Scenario
 
 BASE = {
@@ -62,8 +61,7 @@ def variants(draw: st.DrawFn) -> Scenario:
 def figures_alone(asked: Scenario) -> Result:
     """`simulate` without what a Brief has not: the interval, the stragglers and the next steps."""
     job = resolve(asked)
-    simulated = run(job.request())
-    return summarise(simulated.timeline, api._context(job, simulated, "auto"))
+    return api.summed_up(job, run(job.request()), "auto")
 
 
 @settings(max_examples=20)

@@ -219,11 +219,12 @@ class Campaign:
         """Each change simulated with the same draws, if it saves time."""
         base = self.scenario
         if base.reliability and base.reliability.spares == "auto":
-            base = _changed(base, ["reliability", "spares"], found.spares)
+            base = base.having("reliability", spares=found.spares)
         for what, changes in _changes(base, found.spares):
             changed, settings = base, []
             for path, value in changes.items():
-                changed = _changed(changed, path.split("."), value)
+                section, _, name = path.rpartition(".")
+                changed = changed.having(section, **{name: value})
                 settings.append(_setting(self.scenario, path, value))
             other = replace(self, scenario=changed)
             try:
@@ -268,14 +269,6 @@ def _changes(scenario: Scenario, spares: int) -> Iterator[tuple[str, dict[str, A
     if slow := asked.stragglers:
         found = {"reliability.stragglers.found_after_s": slow.found_after_s / 2}
         yield "stragglers found in half the time", found
-
-
-def _changed(model: Any, path: list[str], value: Any) -> Any:
-    """The same model with another value at a path of attributes."""
-    first, *rest = path
-    return model.model_copy(
-        update={first: _changed(getattr(model, first), rest, value) if rest else value}
-    )
 
 
 def _setting(scenario: Scenario, path: str, value: Any) -> str:

@@ -62,7 +62,7 @@ def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Sce
         link = stated or (InterNode() if key == "inter_node" else IntraNode())
     else:
         latency_s = stated.latency_s if stated else None  # a preset's stays NCCL's own
-        link = _link(cluster, key).model_copy(update={"latency_s": latency_s})
+        link = _link(cluster, key).having(latency_s=latency_s)
     return scenario.having("cluster", **{key: link.with_bandwidth(bytes_per_s)})
 
 

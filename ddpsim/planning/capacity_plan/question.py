@@ -139,8 +139,8 @@ class Question:
                 raise InputError(
                     "global_batch", f"{self.global_batch} samples do not divide by the GPUs{each}"
                 )
-            workload = workload.model_copy(update={"batch_per_rank": batch})
-        sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+            workload = workload.having(batch_per_rank=batch)
+        sized = self.scenario.having(cluster=cluster, workload=workload)
         if not sized.ddp.reshards_among(sized.sharding_ranks):
             kept, share = sized.ddp.sharding.kept_by, counted(sized.sharding_ranks, "rank")
             told = f"{kept} does not divide {share}"
@@ -163,7 +163,7 @@ class Question:
 
     def steps(self, scenario: Scenario) -> int:
         """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
-        steps = self.target.epochs * ceil(self.samples / global_batch_of(scenario))
+        steps = self.target.epochs * ceil(self.samples / scenario.global_batch)
         return ceil(steps * self.growth(scenario)) if self.grows else steps
 
     @property
@@ -178,10 +178,10 @@ class Question:
         1 where it is not known. Raises InputError for a batch outside of what was measured.
         """
         if self.steps_by_batch:
-            return self.steps_by_batch.growth(global_batch_of(scenario))
+            return self.steps_by_batch.growth(scenario.global_batch)
         if self.critical_batch is None:
             return 1.0
-        return 1 + global_batch_of(scenario) / self.critical_batch
+        return 1 + scenario.global_batch / self.critical_batch
 
     def cost(self, gpus: int, time_s: float) -> float | None:
         """Cost at the price of a GPU-hour; None without a price."""
@@ -202,9 +202,9 @@ class Question:
 
 def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
     """With evaluations and checkpoints after as many samples as before: larger steps, fewer."""
-    share = global_batch_of(usual) / global_batch_of(sized)
+    share = usual.global_batch / sized.global_batch
     pauses = {
-        key: pause.model_copy(update={"every": max(1, round(pause.every * share))})
+        key: pause.having(every=max(1, round(pause.every * share)))
         for key in ("evaluation", "checkpoint_write")
         if (pause := getattr(sized.workload, key)) and pause.every != "auto"
     }
@@ -222,12 +222,6 @@ def _check_currency(budget: Money, price: Money | None) -> None:
             "budget",
             f"is in {budget.currency}, the price in {price.currency}; write both in one currency",
         )
-
-
-def global_batch_of(scenario: Scenario) -> int:
-    """Samples of one step, on all ranks."""
-    per_rank = scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps
-    return per_rank * scenario.cluster.world_size
 
 
 def _paused_s(scenario: Scenario) -> float:

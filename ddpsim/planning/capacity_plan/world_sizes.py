@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.planning.capacity_plan.question import Question, energy_of, global_batch_of, gpu_hours
+from ddpsim.planning.capacity_plan.question import Question, energy_of, gpu_hours
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import predict
 from ddpsim.progress import stage
@@ -109,7 +109,7 @@ class WorldSizes:
         if scenario.ddp.reshards_among(1):
             return True
         cluster = scenario.cluster.resized(nodes, scenario.cluster.gpus_per_node)
-        sized = scenario.model_copy(update={"cluster": cluster})
+        sized = scenario.having(cluster=cluster)
         return sized.ddp.reshards_among(sized.sharding_ranks)
 
     def _times(self, numbers: Iterable[int]) -> list[tuple[int, float]]:
@@ -187,7 +187,7 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
         gpus_per_node=cluster.gpus_per_node,
         batch_per_rank=scenario.workload.batch_per_rank,
         accumulation_steps=scenario.ddp.accumulation_steps,
-        global_batch=global_batch_of(scenario),
+        global_batch=scenario.global_batch,
         step_s=step_s,
         throughput_samples_per_s=result.throughput_samples_per_s,
         scaling_efficiency=result.scaling_efficiency,

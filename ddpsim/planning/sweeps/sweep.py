@@ -180,7 +180,7 @@ def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _key(scenario: Scenario) -> str:
     """A hash of all that a point's figures depend on: scenario, files and versions."""
-    plain = scenario.model_copy(update={"name": ""})
+    plain = scenario.having(name="")
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, *(getattr(plain.cluster, log) for log in LOGS), plain.cluster.profile]
     parts = [_versions(), plain.model_dump_json()]
