@@ -18,7 +18,7 @@ _RESULTS = {  # the JSON of each command: its schema, and the dataclass that it 
     "sweep": ("ddpsim.sweep/1", "sweep", "Sweep"),
     "compare": ("ddpsim.comparison/1", "changes", "Comparison"),
     "explain-step": ("ddpsim.explanation/1", "changes", "Explanation"),
-    "tune": ("ddpsim.tuning/1", "tuning", "Tuning"),
+    "tune": ("ddpsim.tuning/1", "changes", "Tuning"),
     "plan": ("ddpsim.plan/1", "capacity", "CapacityPlan"),
     "diagnose": ("ddpsim.diagnosis/1", "diagnosis", "Diagnosis"),
     "replay": ("ddpsim.replay/1", "replay", "Replay"),

@@ -64,10 +64,7 @@ def test_the_global_batch_stays() -> None:
     job = job_of("workload.seq_len=512", batch_per_rank=16)
     split = split_to_fit(job.scenario.model_copy(update={"ddp": job.scenario.ddp}))
     for way in ways_to_fit(job):
-        assert (
-            resolve(load_changed(way.settings)).scenario.samples_per_rank
-            == job.scenario.samples_per_rank
-        )
+        assert load_changed(way.settings).global_batch == job.scenario.global_batch
     assert split is None or split.workload.batch_per_rank * split.ddp.accumulation_steps == 16
 
 
