@@ -15,11 +15,10 @@ from typing import NamedTuple
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.suggest import did_you_mean
 from ddpsim.strategies.ddp.buckets import assign_by_size
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.strategy import Bucket
-from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
+from ddpsim.workload.model import ITEM_BYTES, Model, Work
 
 ONE_BY_ONE = {  # phases of a loop that reduces each gradient on its own
     "backward": "backward",
@@ -70,8 +69,7 @@ class AllReduces:
     """The all-reduces of a model's gradients or parameters, in ticks."""
 
     model: Model
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
 
     def each(self) -> tuple[AllReduce, ...]:
         """One per gradient, in the order of `model.parameters()`; divided afterwards."""
@@ -135,52 +133,42 @@ class AllReduces:
         item_bytes = _promoted_bytes({parameter.dtype for parameter in parameters})
         size_bytes = sum(parameter.size_bytes for parameter in parameters)
         wire_bytes = item_bytes * sum(parameter.numel for parameter in parameters)
-        before = [self._moved(size_bytes + wire_bytes), self._moved(2 * wire_bytes)]
+        before = [self.prices.passed(size_bytes + wire_bytes), self.prices.passed(2 * wire_bytes)]
         after = [
-            self.costs.operator(Work(0.0))
+            self.prices.operator(Work(0.0))
             if ITEM_BYTES[parameter.dtype] == item_bytes
-            else self._moved(parameter.size_bytes + item_bytes * parameter.numel)
+            else self.prices.passed(parameter.size_bytes + item_bytes * parameter.numel)
             for parameter in parameters
         ]
         bucket = Bucket(
             self._used,
             size_bytes,
             wire_bytes,
-            self._launch(before),
-            copy_back=self._launch(after),
+            self.prices.launch(before),
+            copy_back=self.prices.launch(after),
         )
-        return AllReduce(bucket, "average of the parameters", self._launch_ns)
+        return AllReduce(bucket, "average of the parameters", self.prices.call_ns)
 
     @cached_property
     def _used(self) -> tuple[int, ...]:
         """Parameters with a gradient, in registration order."""
         return tuple(sorted(self.model.ready_order))
 
-    @property
-    def _launch_ns(self) -> int:
-        return self.ticks.host_ns(PYTHON_COLLECTIVE_S)
-
     def _of_gradient(self, index: int) -> AllReduce:
         parameter = self.model.parameters[index]
         size_bytes = parameter.size_bytes
-        divided = self._launch([self._moved(2 * size_bytes)])
+        divided = self.prices.launch([self.prices.passed(2 * size_bytes)])
         bucket = Bucket((index,), size_bytes, size_bytes, copy_back=divided)
-        return AllReduce(bucket, f"parameter {parameter.name}", self._launch_ns)
+        return AllReduce(bucket, f"parameter {parameter.name}", self.prices.call_ns)
 
     def _of_members(self, members: Sequence[int], cause: str) -> AllReduce:
         sizes_bytes = [self.model.parameters[i].size_bytes for i in members]
         size_bytes = sum(sizes_bytes)
-        flattened = self._moved(2 * size_bytes)
-        after = [flattened, *(self._moved(2 * own_bytes) for own_bytes in sizes_bytes)]
-        before, back = self._launch([flattened]), self._launch(after)
+        flattened = self.prices.passed(2 * size_bytes)
+        after = [flattened, *(self.prices.passed(2 * own_bytes) for own_bytes in sizes_bytes)]
+        before, back = self.prices.launch([flattened]), self.prices.launch(after)
         bucket = Bucket(tuple(members), size_bytes, size_bytes, before, copy_back=back)
-        return AllReduce(bucket, cause, self._launch_ns)
-
-    def _moved(self, size_bytes: int) -> Work:
-        return self.costs.operator(self.costs.moved(size_bytes))
-
-    def _launch(self, works: Sequence[Work]) -> Launch:
-        return self.ticks.launch(joined(works))
+        return AllReduce(bucket, cause, self.prices.call_ns)
 
 
 def _held(name: str, known: Sequence[str]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.all_reduces import AllReduces
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.model_work import ModelWork, with_additions
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
@@ -40,9 +40,10 @@ class StrategyContext:
         return Ticks(self.model.launch_s, self.host_factor)
 
     @property
-    def costs(self) -> DdpCosts:
+    def prices(self) -> Prices:
         """What DDP's work takes on the scenario's device."""
-        return DdpCosts(self.scenario.cluster.device, self.scenario.ddp, self.overheads)
+        device = self.scenario.cluster.device
+        return Prices(device, self.scenario.ddp, self.overheads, ticks=self.ticks)
 
     @property
     def work(self) -> ModelWork:
@@ -59,7 +60,7 @@ class StrategyContext:
         scenario, ticks = self.scenario, self.ticks
         cluster, steps = scenario.cluster, scenario.ddp.accumulation_steps
         norms = SyncedNorms(synced, cluster.world_size, cluster.device, ticks)
-        return ModelWork.of(self._trained, ticks, self.costs, steps, self.around_optimizer, norms)
+        return ModelWork.of(self._trained, self.prices, steps, self.around_optimizer, norms)
 
     @property
     def _trained(self) -> Model:
@@ -71,7 +72,7 @@ class StrategyContext:
             return self.model
         added = self.model.backward
         if self.scenario.workload.step_time is None:
-            added = tuple(with_additions(self.model, self.costs))
+            added = tuple(with_additions(self.model, self.prices))
         return replace(self.model, backward=added, later=(1.0, 1.0))
 
     @property
@@ -92,4 +93,4 @@ class StrategyContext:
     @property
     def all_reduces(self) -> AllReduces:
         """All-reduces that a training loop calls itself."""
-        return AllReduces(self.model, self.costs, self.ticks)
+        return AllReduces(self.model, self.prices)

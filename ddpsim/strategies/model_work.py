@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import DdpCosts, Prices
 from ddpsim.strategies.instructions import (
     Exchange,
     Instruction,
@@ -18,7 +18,7 @@ from ddpsim.strategies.instructions import (
     compute_all,
 )
 from ddpsim.strategies.synced_norms import SyncedNorms
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, joined, scale
 
@@ -57,19 +57,18 @@ class ModelWork:
     def of(
         cls,
         model: Model,
-        ticks: Ticks,
-        costs: DdpCosts,
+        prices: Prices,
         accumulation_steps: int,
         around: AroundOptimizer,
         norms: SyncedNorms,
     ) -> ModelWork:
-        """A model's work; `costs` price the addition of gradients where nothing was measured."""
+        """A model's work; `prices` are of the addition of gradients where nothing was measured."""
         first = norms.forward(model.forward), norms.backward(model.backward)
         later = first
         if accumulation_steps > 1:
-            forward, backward = _later(model, costs)
+            forward, backward = _later(model, prices)
             later = norms.forward(forward), norms.backward(backward)
-        optimizer = ticks.launch(model.optimizer)
+        optimizer = prices.ticks.launch(model.optimizer)
         return cls(model.ready_order, accumulation_steps, first, later, optimizer, around)
 
     def reduced_again(

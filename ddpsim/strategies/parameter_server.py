@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from ddpsim.cluster.transfers import Operation
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.workload.model import Model, Work, joined
+from ddpsim.strategies.ticks import Launch
+from ddpsim.workload.model import Model
 
 _PHASES = {
     "backward": "backward",
@@ -51,20 +51,19 @@ class ParameterServer(Strategy):
         model: Model,
         work: ModelWork,
         parts: Sequence[Sequence[int]],
-        costs: DdpCosts,
-        ticks: Ticks,
+        prices: Prices,
     ) -> ParameterServer:
         """`parts`: the parameters of each server; `work`: with the optimizer of the largest."""
         used = sorted(model.ready_order)
         sizes = [parameter.size_bytes for parameter in model.parameters]
         largest = max(parts, key=lambda part: sum(sizes[i] for i in part))
-        divisions = [costs.operator(costs.moved(2 * sizes[i])) for i in used if i in set(largest)]
+        divisions = [prices.passed(2 * sizes[i]) for i in used if i in set(largest)]
         return cls(
             work,
             tuple(Bucket((i,), sizes[i], sizes[i]) for i in used),
             tuple(model.parameters[i].name for i in used),
-            ticks.launch(joined([Work(0.0), *divisions])),
-            ticks.host_ns(PYTHON_COLLECTIVE_S),
+            prices.launch(divisions),
+            prices.call_ns,
             sum(sizes[i] for i in largest) / max(1, sum(sizes)),
         )
 

@@ -19,7 +19,6 @@ from ddpsim.scenario.other_strategies import factory_of
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.buckets import stated_caps
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.single_device import SingleDevice
@@ -38,6 +37,7 @@ from ddpsim.workload.optimizer import beside_muon, moved_bytes, optimizer_work, 
 
 if TYPE_CHECKING:
     from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as ZeroRedundancyOptions
+    from ddpsim.strategies.fully_shard.unit_step import DeviceMesh
 
 
 def _ddp_or_post_local(context: StrategyContext) -> Strategy:
@@ -54,7 +54,7 @@ def _ddp_or_post_local(context: StrategyContext) -> Strategy:
 def _ddp(context: StrategyContext) -> DistributedDataParallel:
     spec = context.scenario.ddp
     ranks = context.scenario.cluster.world_size
-    own = context.costs, context.ticks, context.own_factor, ranks
+    own = context.prices, context.own_factor, ranks
     work = context.work
     if spec.reduced_again:
         again = [each.again() for each in context.all_reduces.as_ready()]
@@ -73,7 +73,7 @@ def _mixing(
     from ddpsim.strategies.ddp.mixed_precision import MixedPrecision, check_modules
 
     check_modules(context.model, types, static_graph=context.scenario.ddp.static_graph)
-    mixed = MixedPrecision(context.model, types, context.costs, context.ticks)
+    mixed = MixedPrecision(context.model, types, context.prices)
     return replace(
         ddp,
         initial_buckets=mixed.reduced(ddp.initial_buckets),
@@ -87,7 +87,7 @@ def _optimizing(ddp: DistributedDataParallel, context: StrategyContext) -> Distr
     from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
 
     optimizer = context.scenario.workload.optimizer
-    hook = OptimizerInHook(context.model, optimizer, context.costs, context.ticks)
+    hook = OptimizerInHook(context.model, optimizer, context.prices)
     return replace(
         ddp,
         model=replace(ddp.model, optimizer=Launch(0, 0)),
@@ -104,10 +104,10 @@ def _zero1(context: StrategyContext) -> Strategy:
     options = context.scenario.ddp.zero1
     if options and options.overlap_with_ddp:
         return _overlapping(context, options)
-    optimizer = largest_part(context.model, parts, context.costs)
+    optimizer = largest_part(context.model, parts, context.prices)
     own = replace(context, model=replace(context.model, optimizer=optimizer))
     in_one = bool(options and options.parameters_as_bucket_view)
-    return ZeroRedundancy.of(_ddp(own), own.model, parts, context.ticks, in_one=in_one)
+    return ZeroRedundancy(_ddp(own), own.model, parts, context.prices.call_ns, in_one=in_one)
 
 
 def _overlapping(context: StrategyContext, options: ZeroRedundancyOptions) -> Strategy:
@@ -120,8 +120,8 @@ def _overlapping(context: StrategyContext, options: ZeroRedundancyOptions) -> St
     own = replace(context, scenario=context.scenario.model_copy(update={"ddp": spec}))
     ddp = _ddp(own)
     ddp = replace(ddp, model=replace(ddp.model, optimizer=Launch(0, 0)))
-    updates = Updates(own.model, own.scenario.workload.optimizer, own.costs, own.ticks)
-    return Overlapping.of(ddp, updates, options, own.scenario.cluster.world_size)
+    updates = Updates(own.model, own.scenario.workload.optimizer, own.prices)
+    return Overlapping(ddp, updates, options, own.scenario.cluster.world_size)
 
 
 def _distributed_optimizer(context: StrategyContext) -> Strategy:
@@ -139,13 +139,11 @@ def _distributed_optimizer(context: StrategyContext) -> Strategy:
     norm_sum = NormSum(reads=True)
     around = context.around_shards(replace(model, parameters=shards), norm_sum)
     whole = model.optimizer
-    part = optimizer_of_shards(whole, ranks, context.costs, len(model.parameters))
+    part = optimizer_of_shards(whole, ranks, context.prices, len(model.parameters))
     own = replace(context, model=replace(model, optimizer=part))
     work = own.work  # gradients are added to buffers in every micro-batch, also in the first
     work = replace(work, around=around, later=work.first)
-    return DistributedOptimizer.of(
-        model, work, buckets, options, context.costs, context.ticks, ranks
-    )
+    return DistributedOptimizer.of(model, work, buckets, options, context.prices, ranks)
 
 
 def _deepspeed(context: StrategyContext) -> Strategy:
@@ -154,21 +152,21 @@ def _deepspeed(context: StrategyContext) -> Strategy:
 
     ranks, options = context.scenario.cluster.world_size, context.scenario.ddp.zero
     same_dtype(context.model, "deepspeed")
-    shards = optimizer_of_shards(context.model.optimizer, ranks, context.costs, 1)
+    shards = optimizer_of_shards(context.model.optimizer, ranks, context.prices, 1)
     sent = options.params
     typed = tuple(p._replace(dtype=sent) if sent else p for p in context.model.parameters)
     model = replace(context.model, parameters=typed, optimizer=shards)
     work = replace(context, model=with_counting(model, options)).work
     if options.stage == 2:  # gradients are taken from each micro-batch
         work = replace(work, later=work.first)
-    return DeepSpeed.of(context.model, work, options, context.costs, context.ticks, ranks)
+    return DeepSpeed.of(context.model, work, options, context.prices, ranks)
 
 
 def _data_parallel(context: StrategyContext) -> Strategy:
     from ddpsim.strategies.data_parallel import DataParallel
 
     gpus, batch = context.scenario.cluster.gpus_per_node, context.scenario.workload.batch_per_rank
-    launch_s = context.costs.launch_collective_s
+    launch_s = context.prices.launch_collective_s
     return DataParallel(
         context.model, context.ticks, gpus, batch, launch_s, context.around_optimizer
     )
@@ -212,9 +210,18 @@ def _parameter_server(context: StrategyContext) -> Strategy:
 
     spec = context.scenario.ddp.parameter_server
     parts = spread(context.model.parameters, spec.servers if spec else 1)
-    optimizer = largest_part(context.model, parts, context.costs)
+    optimizer = largest_part(context.model, parts, context.prices)
     own = replace(context, model=replace(context.model, optimizer=optimizer))
-    return ParameterServer.of(context.model, own.work, parts, context.costs, context.ticks)
+    return ParameterServer.of(context.model, own.work, parts, context.prices)
+
+
+def _mesh(context: StrategyContext, *, is_hybrid: bool) -> DeviceMesh:
+    from ddpsim.strategies.fully_shard.unit_step import DeviceMesh
+
+    cluster, ranks = context.scenario.cluster, context.scenario.sharding_ranks
+    replicas, blocking = cluster.world_size // ranks, cluster.device.kind == "cpu"
+    group: ProcessGroup = "node" if is_hybrid else "world"
+    return DeviceMesh(ranks, group, replicas, context.prices.call_ns, blocking)
 
 
 def _fully_shard(context: StrategyContext) -> Strategy:
@@ -222,22 +229,18 @@ def _fully_shard(context: StrategyContext) -> Strategy:
     from ddpsim.strategies.fully_shard.offload import Offload
     from ddpsim.strategies.fully_shard.strategy import FullyShard
 
-    scenario, ranks = context.scenario, context.scenario.sharding_ranks
+    scenario = context.scenario
     spec = scenario.ddp.sharding
     policy = scenario.ddp.host_copies
     offload = Offload.of(policy, scenario.cluster.device) if policy else None
-    replicas = scenario.cluster.world_size // ranks
+    mesh = _mesh(context, is_hybrid=scenario.ddp.strategy == "hsdp")
     float8 = scenario.workload.float8
     precomputes = float8 is not None and float8.precompute_scales
     model, matrices, muon = _beside_muon(context)
     others = len(model.used) - len(matrices)
-    groups = Groups(
-        *(model, spec, context.costs, context.ticks, ranks, offload, replicas),
-        *(precomputes, others),
-    )
-    group: ProcessGroup = "node" if scenario.ddp.strategy == "hsdp" else "world"
-    around = context.around_shards(groups.sharded_model, groups.norm_sum(group))
-    around = around._replace(after=(*around.after, *groups.scales(group)))
+    groups = Groups(model, spec, context.prices, mesh, offload, precomputes, others)
+    around = context.around_shards(groups.sharded_model, groups.norm_sum)
+    around = around._replace(after=(*around.after, *groups.scales()))
     chosen = scenario.workload.optimizer
     moved = moved_bytes(chosen, context.model.used)
     optimizer = groups.optimizer(beside_muon(chosen) if chosen.name == "muon" else chosen, moved)
@@ -274,17 +277,11 @@ def _fsdp1(context: StrategyContext) -> Strategy:
     from ddpsim.strategies.fsdp1.strategy import FullyShardedDataParallel
     from ddpsim.strategies.fully_shard.offload import Offload
 
-    scenario, ranks = context.scenario, context.scenario.sharding_ranks
-    policy = scenario.ddp.host_copies
-    flats = Flats(
-        context.model,
-        scenario.ddp.flat,
-        context.costs,
-        context.ticks,
-        ranks,
-        replicas=scenario.cluster.world_size // ranks,
-        offload=Offload.of(policy, scenario.cluster.device) if policy else None,
-    )
+    scenario = context.scenario
+    policy, spec = scenario.ddp.host_copies, scenario.ddp.flat
+    offload = Offload.of(policy, scenario.cluster.device) if policy else None
+    mesh = _mesh(context, is_hybrid=spec.is_hybrid)
+    flats = Flats(context.model, spec, context.prices, mesh, offload)
     moved = moved_bytes(scenario.workload.optimizer, context.model.used)
     around = context.around_shards
     return FullyShardedDataParallel.of(context.model, scenario.ddp, flats, around, moved)
@@ -315,7 +312,7 @@ def select(context: StrategyContext) -> Strategy:
         strategy = ThroughHost(strategy, cluster.world_size, cluster.device, context.ticks)
     every = context.scenario.workload.barrier_every
     if every and cluster.world_size > 1:
-        launch_ns = context.ticks.host_ns(PYTHON_COLLECTIVE_S)
+        launch_ns = context.prices.call_ns
         strategy = EndsOfSteps(strategy, every, barrier(launch_ns))
     return _in_loop(strategy, context, gpus if name == "data_parallel" else 1)
 

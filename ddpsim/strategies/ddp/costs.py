@@ -8,16 +8,18 @@ measured with torch 2.13 on CPU tensors, world size 1, 1000 tiny parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.strategies.ddp.buckets import assign_by_size
+from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.units import MIB
-from ddpsim.workload.model import ITEM_BYTES, Buffer, Model, Parameter, Work
+from ddpsim.workload.model import ITEM_BYTES, Buffer, Model, Parameter, Work, joined
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
@@ -236,6 +238,15 @@ class DdpCosts:
         host_s = 0.0 if self.device.kind == "cpu" else self.device.operator_s
         return work._replace(host_s=host_s)
 
+    def optimizer_part(self, whole: Work, device_s: float, few: float) -> Work:
+        """The part of an optimizer that takes `device_s`, with `few` of all kernels.
+
+        A kernel takes the device's shortest time at least, unless the whole takes less.
+        """
+        kernels = ceil(whole.kernels * few)
+        floor_s = min(kernels * self.device.kernel_floor_s, whole.device_s)
+        return Work(max(floor_s, device_s), kernels, few * whole.host_s)
+
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
         """What is broadcast together: buffers of one dtype, up to 250 MiB (_sync_buffers)."""
         return self._together(buffers) if self.ddp.broadcast_buffers else ()
@@ -260,3 +271,27 @@ class DdpCosts:
         copies = [self.moved(2 * buffer.size_bytes) for buffer in buffers]
         unflatten = Work(sum(copy.device_s for copy in copies), len(copies))
         return BufferBroadcast(size_bytes, self.moved(2 * size_bytes), unflatten)
+
+
+@dataclass(frozen=True)
+class Prices(DdpCosts):
+    """The costs of a device in the engine's ticks, on the clock of the model's launches."""
+
+    ticks: Ticks = field(kw_only=True)
+
+    def passed(self, size_bytes: float) -> Work:
+        """One operator that reads and writes `size_bytes` in all."""
+        return self.operator(self.moved(size_bytes))
+
+    def launch(self, works: Iterable[Work]) -> Launch:
+        """Launch several pieces of work as one; without any, nothing."""
+        return self.ticks.launch(joined([Work(0.0), *works]))
+
+    def moved_ns(self, size_bytes: float) -> int:
+        """The device's time to read and write `size_bytes` in all; none for none."""
+        return self.ticks.launch(self.moved(size_bytes)).device_ns if size_bytes else 0
+
+    @property
+    def call_ns(self) -> int:
+        """The host's time to call one collective from Python."""
+        return self.ticks.host_ns(PYTHON_COLLECTIVE_S)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from ddpsim.scenario.options.hooks import TopK
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.strategy import Bucket, Stage
-from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.workload.model import ITEM_BYTES, Work, joined
+from ddpsim.strategies.ticks import Launch
+from ddpsim.workload.model import ITEM_BYTES, Work
 
 CHANNEL = 512  # elements of a channel: quantization_perchannel_hook's bucket_size
 _FLOAT, _INDEX = 4, 8  # bytes
@@ -35,36 +35,38 @@ _SELECTION_PASSES = 5  # torch's TensorTopK.cu on float32: four digits of 8 bits
 class GatheringHook:
     """What such a hook does to each bucket, among so many ranks."""
 
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
     ranks: int
 
     def staged(self, bucket: Bucket, dtype: str) -> Bucket:
         """The bucket under the scenario's hook; as it is where that hook gathers nothing."""
         elements = bucket.size_bytes // ITEM_BYTES[dtype]
-        match self.costs.ddp.comm_hook:
+        match self.prices.ddp.comm_hook:
             case "quantization_pertensor":
                 return self._of_tensor(bucket, elements)
             case "quantization_perchannel":
                 return self._of_channels(bucket, elements)
             case "top_k":
-                return self._sparse(bucket, elements, self.costs.ddp.top_k or TopK())
+                return self._sparse(bucket, elements, self.prices.ddp.top_k or TopK())
         return bucket
 
     def _of_tensor(self, bucket: Bucket, elements: int) -> Bucket:
         float_bytes = _FLOAT * elements
-        quantised = [self._moved(2 * float_bytes) for _ in range(4)]  # div, round, add, clamp
-        of_rank = [self._moved(passes * float_bytes) for passes in (1.25, 2, 2, 3)]
+        quantised = [self._passed(2 * float_bytes) for _ in range(4)]  # div, round, add, clamp
+        of_rank = [self._passed(passes * float_bytes) for passes in (1.25, 2, 2, 3)]
         return self._quantised(
             bucket,
             elements,
             values=2,
-            observed=[self._moved(float_bytes), *(_OBSERVES_TENSOR * [self._moved(0)])],
+            observed=[
+                self._passed(float_bytes),
+                *(_OBSERVES_TENSOR * [self._passed(0)]),
+            ],
             quantised=quantised,
             summed=[
-                self._moved(float_bytes),
+                self._passed(float_bytes),
                 *(self.ranks * of_rank),
-                self._moved(2 * float_bytes),
+                self._passed(2 * float_bytes),
             ],
         )
 
@@ -72,15 +74,15 @@ class GatheringHook:
         """Of channels of 512, padded by 1 to 512: four operators each, and three for each rank."""
         channels = elements // CHANNEL + 1
         padded_bytes = _FLOAT * CHANNEL * channels
-        once, twice = self._moved(padded_bytes), self._moved(2 * padded_bytes)
-        one = self._moved(2 * _FLOAT * CHANNEL)
-        of_rank = [self._moved(passes * padded_bytes) for passes in (1.25, 1, 3)]
+        once, twice = self._passed(padded_bytes), self._passed(2 * padded_bytes)
+        one = self._passed(2 * _FLOAT * CHANNEL)
+        of_rank = [self._passed(passes * padded_bytes) for passes in (1.25, 1, 3)]
         of_rank.append(_times(3 * channels, one))
         return self._quantised(
             bucket,
             CHANNEL * channels,
             values=2 * channels,
-            observed=[twice, once, *(_OBSERVES_CHANNELS * [self._moved(0)])],
+            observed=[twice, once, *(_OBSERVES_CHANNELS * [self._passed(0)])],
             quantised=[once, _times(4 * channels, one), twice],
             summed=[once, *(self.ranks * of_rank), twice],
         )
@@ -96,12 +98,12 @@ class GatheringHook:
         summed: Sequence[Work],
     ) -> Bucket:
         """`values`: scales and zero points of a rank; NCCL's all-gather copies into a list."""
-        scales = [*observed, *(_TO_DEVICE * [self._moved(0)]), *self._lists(_FLOAT * values)]
-        to_bytes = [*quantised, self._moved((_FLOAT + 1) * elements), *self._lists(elements)]
-        gathered = self.ranks * [self._moved(2 * elements)]
+        scales = [*observed, *(_TO_DEVICE * [self._passed(0)]), *self._lists(_FLOAT * values)]
+        to_bytes = [*quantised, self._passed((_FLOAT + 1) * elements), *self._lists(elements)]
+        gathered = self.ranks * [self._passed(2 * elements)]
         stages = (
             Stage(
-                self._launch(scales),
+                self.prices.launch(scales),
                 self.ranks * _FLOAT * values,
                 "scales and zero points",
                 "all_gather",
@@ -109,11 +111,11 @@ class GatheringHook:
                 host_waits=True,
             ),
             Stage(
-                self._launch(to_bytes),
+                self.prices.launch(to_bytes),
                 self.ranks * elements,
                 "8-bit gradients",
                 "all_gather",
-                after=self._launch([*gathered, *summed]),
+                after=self.prices.launch([*gathered, *summed]),
                 is_awaited=False,
                 is_chained=True,
             ),
@@ -128,16 +130,27 @@ class GatheringHook:
         """Values and indices of the largest elements; the rest is kept where it is fed back."""
         size_bytes, kept = bucket.size_bytes, max(1, ceil(spec.fraction * elements))
         value_bytes = kept * (size_bytes // elements)
-        before = [self._moved(2 * size_bytes), self._moved(_SELECTION_PASSES * size_bytes)]
+        before = [
+            self._passed(2 * size_bytes),
+            self._passed(_SELECTION_PASSES * size_bytes),
+        ]
         if spec.error_feedback:  # added to the bucket, copied, and zeroed where it is sent
-            before = [self._moved(3 * size_bytes), *before, self._moved(2 * size_bytes)]
-            before.append(self._moved(kept * _INDEX + value_bytes))
-        chosen = self._moved(kept * _INDEX + 2 * value_bytes)
-        added = self._moved(kept * _INDEX + 3 * value_bytes)
-        after = [self._moved(size_bytes), *(self.ranks * [added]), self._moved(2 * size_bytes)]
+            before = [
+                self._passed(3 * size_bytes),
+                *before,
+                self._passed(2 * size_bytes),
+            ]
+            before.append(self._passed(kept * _INDEX + value_bytes))
+        chosen = self._passed(kept * _INDEX + 2 * value_bytes)
+        added = self._passed(kept * _INDEX + 3 * value_bytes)
+        after = [
+            self._passed(size_bytes),
+            *(self.ranks * [added]),
+            self._passed(2 * size_bytes),
+        ]
         stages = (
             Stage(
-                self._launch([*before, chosen]),
+                self.prices.launch([*before, chosen]),
                 self.ranks * value_bytes,
                 "top-k values",
                 "all_gather",
@@ -148,7 +161,7 @@ class GatheringHook:
                 self.ranks * kept * _INDEX,
                 "top-k indices",
                 "all_gather",
-                after=self._launch(after),
+                after=self.prices.launch(after),
                 is_awaited=False,
             ),
         )
@@ -160,15 +173,12 @@ class GatheringHook:
             flying_bytes=sent_bytes + size_bytes,
         )
 
+    def _passed(self, size_bytes: float) -> Work:
+        return self.prices.passed(size_bytes)
+
     def _lists(self, size_bytes: int) -> list[Work]:
         """Zeros for what each rank sends (_get_allgather_out_list)."""
-        return self.ranks * [self._moved(size_bytes)]
-
-    def _moved(self, size_bytes: float) -> Work:
-        return self.costs.operator(self.costs.moved(size_bytes))
-
-    def _launch(self, works: Sequence[Work]) -> Launch:
-        return self.ticks.launch(joined(works))
+        return self.ranks * [self._passed(size_bytes)]
 
 
 def _times(number: int, work: Work) -> Work:

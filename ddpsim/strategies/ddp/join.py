@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.loops import Join
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -22,7 +21,6 @@ from ddpsim.strategies.instructions import (
     Synchronize,
     compute,
 )
-from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import one_value_work
 
 _FLOAT_BYTES, _INTEGER_BYTES = 4, 8
@@ -45,12 +43,12 @@ class JoinedForward(NamedTuple):
     ended: tuple[Instruction, ...] = ()
 
     @classmethod
-    def of(cls, join: Join | None, device: Device, ticks: Ticks) -> JoinedForward:
+    def of(cls, join: Join | None, prices: Prices) -> JoinedForward:
         """What a job's options ask for."""
         if join is None:
             return cls()
-        value = compute("item", ticks.launch(one_value_work(device)))
-        sends = _Sends(value, ticks.host_ns(PYTHON_COLLECTIVE_S))
+        value = compute("item", prices.ticks.launch(one_value_work(prices.device)))
+        sends = _Sends(value, prices.call_ns)
         read = (value, Synchronize())
         divisor = () if join.divide_by_initial_world_size else (Await(_HAS_INPUTS), *read)
         rank = sends.launched(_COMMON_RANK, _INTEGER_BYTES, "join: rank with buffers")

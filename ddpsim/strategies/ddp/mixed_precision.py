@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.hooks import DdpMixedPrecision
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import Compute, Instruction
 from ddpsim.strategies.strategy import Bucket, Stage
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
 # the host's seconds a parameter in Python and operators, launches apart: torch 2.13 on one core of
@@ -94,14 +94,13 @@ class MixedPrecision:
 
     model: Model
     types: DdpMixedPrecision
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
 
     @property
     def copies(self) -> LowCopies:
         """Of all parameters."""
         copied = [self._cast(each.numel, self.types.param, _COPY_HOST_S) for each in self._all]
-        again = [joined([work, self.costs.operator(work)]) for work in copied]
+        again = [joined([work, self.prices.operator(work)]) for work in copied]
         size_bytes = as_reduced(self.model, self.types).gradient_bytes
         return LowCopies(self._beside_compute(copied), self._beside_compute(again), size_bytes)
 
@@ -109,7 +108,7 @@ class MixedPrecision:
         """As they are sent; all are awaited before the first is copied back."""
         back = [self._cast(each.numel, self.types.sent, 0.0) for each in self._all]
         *others, last = map(self._reduced, buckets)
-        return (*others, last._replace(copy_back=self.ticks.launch(joined(back))))
+        return (*others, last._replace(copy_back=self.prices.launch(back)))
 
     @property
     def _all(self) -> tuple[Parameter, ...]:
@@ -120,14 +119,14 @@ class MixedPrecision:
         numels = [self._all[i].numel for i in bucket.parameters]
         wire_bytes = sum(numels) * ITEM_BYTES[types.sent]
         casts = types.sent != types.param
-        before = self._cast(sum(numels), types.param, 0.0, types.sent) if casts else Work(0.0)
-        divided = self.costs.operator(self.costs.moved(2 * wire_bytes))
+        before = [self._cast(sum(numels), types.param, 0.0, types.sent)] if casts else []
+        divided = self.prices.passed(2 * wire_bytes)
         upcast = [self._cast(numel, types.param, _UPCAST_HOST_S) for numel in numels]
         stage = Stage(
-            self.ticks.launch(before),
+            self.prices.launch(before),
             wire_bytes,
             "then its casts",
-            after=self.ticks.launch(joined([divided, *upcast])),
+            after=self.prices.launch([divided, *upcast]),
             is_awaited=False,
         )
         kept_bytes = wire_bytes if casts else 0  # what was cast stays until the next backward
@@ -137,13 +136,13 @@ class MixedPrecision:
 
     def _cast(self, numel: int, one: str, host_s: float, other: str = "float32") -> Work:
         """A copy from one type to another."""
-        moved = self.costs.moved(numel * (ITEM_BYTES[one] + ITEM_BYTES[other]))
+        moved = self.prices.moved(numel * (ITEM_BYTES[one] + ITEM_BYTES[other]))
         return moved._replace(host_s=host_s)
 
     def _beside_compute(self, works: Sequence[Work]) -> tuple[Instruction, ...]:
         """The host launches all of them; what is left of them then is waited for."""
         host_ns = end_ns = 0
-        for work in map(self.ticks.launch, works):
+        for work in map(self.prices.ticks.launch, works):
             host_ns += work.host_ns
             end_ns = max(end_ns, host_ns) + work.device_ns
         return (Compute("forward", host_ns, end_ns - host_ns),)

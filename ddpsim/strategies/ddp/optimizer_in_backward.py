@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpsim.scenario.workload import Optimizer
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.strategy import Bucket, Stage
-from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.workload.model import Model, Work, joined
+from ddpsim.strategies.ticks import Launch
+from ddpsim.workload.model import Model, Work
 from ddpsim.workload.optimizer import one_parameters_work
 
 _NOTHING = Launch(0, 0)
@@ -27,12 +27,11 @@ class OptimizerInHook:
 
     model: Model
     optimizer: Optimizer
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
 
     def after(self, bucket: Bucket) -> Bucket:
         """The bucket, reduced and then divided and used up."""
-        divided = self.costs.operator(self.costs.moved(2 * bucket.size_bytes))
+        divided = self.prices.passed(2 * bucket.size_bytes)
         unused = frozenset(self.model.unused)
         all_bytes = sum(each.size_bytes for each in self.model.used)
         steps = [self._step(i, all_bytes) for i in bucket.parameters if i not in unused]
@@ -40,7 +39,7 @@ class OptimizerInHook:
             _NOTHING,
             bucket.size_bytes,
             "then its optimizer",
-            after=self.ticks.launch(joined([divided, *steps])),
+            after=self.prices.launch([divided, *steps]),
             is_awaited=False,
         )
         return bucket._replace(stages=(reduced,), copy_back=_NOTHING)
@@ -49,4 +48,4 @@ class OptimizerInHook:
         """Work of one parameter: the whole optimizer's time by its part of `all_bytes`."""
         share = self.model.parameters[parameter].size_bytes / all_bytes
         whole_s = self.model.optimizer.device_s
-        return one_parameters_work(self.optimizer, share * whole_s, self.costs.device)
+        return one_parameters_work(self.optimizer, share * whole_s, self.prices.device)

@@ -16,13 +16,16 @@ from ddpsim.strategies.all_reduces import AllReduce
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Instruction, Mark
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.training_loop.around_steps import Around
 from ddpsim.workload.model import Model
 
 _ALONE, _AVERAGES = 0, 1
 
 
-class PostLocalSgd(Strategy):
+class PostLocalSgd(Around):
     """DDP's kinds of step before it starts, then one kind without and one with an average."""
+
+    warmup = Strategy.warmup
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class PostLocalSgd(Strategy):
         group: ProcessGroup,
     ) -> None:
         """`group`: the ranks among which gradients are reduced, if they are."""
-        self._ddp = ddp
+        super().__init__(ddp)
         self._reduces = options.post_local_gradient_allreduce
         own = replace(ddp.reducer, group=group, reduces=self._reduces)
         self._local = replace(ddp, reducer=own)
@@ -43,17 +46,12 @@ class PostLocalSgd(Strategy):
     @property
     def kinds(self) -> int:
         """See Strategy."""
-        return self._ddp.kinds + 2
+        return self._inner.kinds + 2
 
     @property
     def steady_from(self) -> int | None:
         """See Strategy."""
         return self._start
-
-    @property
-    def rebuilt_from(self) -> int | None:
-        """See Strategy."""
-        return self._ddp.rebuilt_from
 
     @property
     def period(self) -> int:
@@ -64,32 +62,32 @@ class PostLocalSgd(Strategy):
         """See Strategy."""
         since = number - self._start
         if since < 0:
-            return self._ddp.kind(number)
-        return self._ddp.kinds + (_ALONE if since % self._every else _AVERAGES)
+            return self._inner.kind(number)
+        return self._inner.kinds + (_ALONE if since % self._every else _AVERAGES)
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
-        if kind < self._ddp.kinds:
-            yield from self._ddp.step(kind)
+        if kind < self._inner.kinds:
+            yield from self._inner.step(kind)
             return
-        for instruction in self._local.step(self._ddp.kind(self._start)):
-            if kind == self._ddp.kinds + _AVERAGES and instruction == Mark("step_ends"):
+        for instruction in self._local.step(self._inner.kind(self._start)):
+            if kind == self._inner.kinds + _AVERAGES and instruction == Mark("step_ends"):
                 yield from self._average.averaged(len(self._sent))
             yield instruction
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
-        if kind < self._ddp.kinds:
-            return self._ddp.buckets(kind)
-        averages = kind == self._ddp.kinds + _AVERAGES
+        if kind < self._inner.kinds:
+            return self._inner.buckets(kind)
+        averages = kind == self._inner.kinds + _AVERAGES
         return (*self._sent, self._average.bucket) if averages else self._sent
 
     @property
     def _sent(self) -> tuple[Bucket, ...]:
         """Those of DDP, once parameters are averaged."""
-        return self._ddp.buckets(self._ddp.kind(self._start)) if self._reduces else ()
+        return self._inner.buckets(self._inner.kind(self._start)) if self._reduces else ()
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; while parameters are averaged there are two of each."""
-        held = self._ddp.resident_bytes(model, optimizer_bytes)
+        held = self._inner.resident_bytes(model, optimizer_bytes)
         return held._replace(buckets=held.buckets + self._average.bucket.wire_bytes)

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.hooks import PowerSgd
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.strategy import Bucket, Stage
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
@@ -43,16 +43,16 @@ class _Matrix(NamedTuple):
 
 
 def in_stages(
-    bucket: Bucket, parameters: Sequence[Parameter], spec: PowerSgd, costs: DdpCosts, ticks: Ticks
+    bucket: Bucket, parameters: Sequence[Parameter], spec: PowerSgd, prices: Prices
 ) -> Bucket:
     """A bucket of these parameters under PowerSGD; raises InputError where no shape is known."""
-    dtype = costs.ddp.sent_dtype or parameters[0].dtype
+    dtype = prices.ddp.sent_dtype or parameters[0].dtype
     if spec.batched:
         parameters = [_square(bucket, parameters[0].dtype)]
     parameters = [parameter._replace(dtype=dtype) for parameter in parameters]
     size_bytes = sum(parameter.size_bytes for parameter in parameters)
-    wrapped = [costs.moved(bucket.size_bytes + size_bytes)] if costs.ddp.sent_dtype else []
-    work = _Hook(parameters, spec, costs, ticks, [costs.operator(cast) for cast in wrapped])
+    wrapped = [prices.moved(bucket.size_bytes + size_bytes)] if prices.ddp.sent_dtype else []
+    work = _Hook(parameters, spec, prices, [prices.operator(cast) for cast in wrapped])
     item_bytes = ITEM_BYTES[parameters[0].dtype]
     p_bytes = item_bytes * sum(m.rows * m.rank for m in work.matrices)
     q_bytes = item_bytes * sum(m.columns * m.rank for m in work.matrices)
@@ -84,15 +84,13 @@ class _Hook:
         self,
         parameters: Sequence[Parameter],
         spec: PowerSgd,
-        costs: DdpCosts,
-        ticks: Ticks,
+        prices: Prices,
         casts: Sequence[Work] = (),
     ) -> None:
         """`casts`: of a wrapper, of the bucket before the hook, and back after it."""
-        self._costs = costs
+        self._prices = prices
         self._casts = casts
-        self._ticks = ticks
-        self._by_qr = costs.ddp.sent_dtype is None and parameters[0].dtype == "float32"
+        self._by_qr = prices.ddp.sent_dtype is None and parameters[0].dtype == "float32"
         shaped = [(parameter, _matrix(parameter, spec)) for parameter in parameters]
         self.matrices = [matrix for _, matrix in shaped if matrix]
         self.others = [parameter for parameter, matrix in shaped if not matrix]
@@ -100,9 +98,9 @@ class _Hook:
     def before(self, size_bytes: int) -> Launch:
         """The last error added, a copy kept, the others in one tensor; Q orthogonal, P = M Q."""
         others_bytes = sum(parameter.size_bytes for parameter in self.others)
-        passes = [self._moved(3 * size_bytes), self._moved(2 * size_bytes)]
-        gathered = [self._moved(2 * others_bytes)] if others_bytes else []
-        return self._launch(
+        passes = [self._prices.passed(3 * size_bytes), self._prices.passed(2 * size_bytes)]
+        gathered = [self._prices.passed(2 * others_bytes)] if others_bytes else []
+        return self._prices.launch(
             [
                 *self._casts,
                 *passes,
@@ -114,29 +112,31 @@ class _Hook:
 
     def unpacked(self, others_bytes: int) -> Launch:
         """The others divided, and each copied back."""
-        copies = [self._moved(2 * parameter.size_bytes) for parameter in self.others]
-        return self._launch([self._moved(2 * others_bytes), *copies])
+        copies = [self._prices.passed(2 * parameter.size_bytes) for parameter in self.others]
+        return self._prices.launch([self._prices.passed(2 * others_bytes), *copies])
 
     def orthogonal_and_multiplied(self) -> Launch:
         """P orthogonal, Q = M^T P."""
-        return self._launch([*self._orthogonal("rows"), *self._products()])
+        return self._prices.launch([*self._orthogonal("rows"), *self._products()])
 
     def decompressed(self, q_bytes: int, size_bytes: int) -> Launch:
         """Q divided, M = P Q^T; the error of so many bytes."""
-        return self._launch([self._moved(2 * q_bytes), *self._products(), *self._lost(size_bytes)])
+        return self._prices.launch(
+            [self._prices.passed(2 * q_bytes), *self._products(), *self._lost(size_bytes)]
+        )
 
     def error(self, size_bytes: int) -> Launch:
         """The error of so many bytes, and a wrapper's cast back."""
-        return self._launch([*self._lost(size_bytes), *self._casts])
+        return self._prices.launch([*self._lost(size_bytes), *self._casts])
 
     def _lost(self, size_bytes: int) -> list[Work]:
         """What the compression has lost: the copy less the bucket."""
-        return [self._moved(3 * size_bytes)] if size_bytes else []
+        return [self._prices.passed(3 * size_bytes)] if size_bytes else []
 
     def _products(self) -> list[Work]:
         """One of each matrix, which reads or writes all of it: bound by memory, or as measured."""
-        products = (self._costs.product(m.size_bytes, m.rank) for m in self.matrices)
-        return [self._costs.operator(work) for work in products]
+        products = (self._prices.product(m.size_bytes, m.rank) for m in self.matrices)
+        return [self._prices.operator(work) for work in products]
 
     def _orthogonal(self, side: str) -> list[Work]:
         """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
@@ -147,22 +147,16 @@ class _Hook:
                 found.append(self._qr(matrix.rank, column_bytes))
                 continue
             operators = 2 * matrix.rank + 4 * (matrix.rank - 1)
-            found += operators * [self._moved(2 * column_bytes)]
+            found += operators * [self._prices.passed(2 * column_bytes)]
         return found
 
     def _qr(self, rank: int, column_bytes: int) -> Work:
         """One operator; its kernels are assumed to be those of LAPACK's geqr2 and org2r."""
-        column = self._costs.moved(2 * column_bytes)
-        panel = self._costs.moved((rank + 1) * column_bytes)  # half of it is left on average
+        column = self._prices.moved(2 * column_bytes)
+        panel = self._prices.moved((rank + 1) * column_bytes)  # half of it is left on average
         kernels = [*(3 * rank * [column]), *(_OF_PANEL * rank * [panel])]
-        copies = _QR_COPIES * [self._costs.moved(2 * rank * column_bytes)]
-        return self._costs.operator(joined([*kernels, *copies]))
-
-    def _moved(self, size_bytes: int) -> Work:
-        return self._costs.operator(self._costs.moved(size_bytes))
-
-    def _launch(self, works: Sequence[Work]) -> Launch:
-        return self._ticks.launch(joined([Work(0.0), *works]))
+        copies = _QR_COPIES * [self._prices.moved(2 * rank * column_bytes)]
+        return self._prices.operator(joined([*kernels, *copies]))
 
 
 def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:

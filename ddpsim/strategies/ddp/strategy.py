@@ -9,7 +9,7 @@ from math import ceil
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
 from ddpsim.strategies.ddp.mixed_precision import NO_COPIES, LowCopies, as_reduced
@@ -25,7 +25,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import Model, Work
 
 _INITIAL, _REBUILT, _COMPRESSED = 0, 1, 2
@@ -64,8 +64,7 @@ class DistributedDataParallel(Strategy):
         model: Model,
         work: ModelWork,
         spec: Ddp,
-        costs: DdpCosts,
-        ticks: Ticks,
+        prices: Prices,
         own_factor: float = 1.0,
         ranks: int = 1,
     ) -> DistributedDataParallel:
@@ -75,13 +74,13 @@ class DistributedDataParallel(Strategy):
         compression.
         """
         plan = plan_buckets(model.parameters, model.ready_order, spec, model.tied)
-        own = _OwnWork(model, costs, ticks, own_factor, ranks)
+        own = _OwnWork(model, prices, own_factor, ranks)
         sent = replace(own, model=as_reduced(model, spec.mixed_precision))
-        join = JoinedForward.of(spec.join, costs.device, ticks)
+        join = JoinedForward.of(spec.join, prices)
         return cls(
             work,
             replace(sent.reducer(spec), in_first_hook=join.divisor),
-            own.host_ns(costs.forward_hook_s * len(model.parameters)),
+            own.host_ns(prices.forward_hook_s * len(model.parameters)),
             own.buckets(plan.initial),
             own.buckets(plan.rebuilt),
             plan.rebuilt_at,
@@ -217,33 +216,32 @@ class _OwnWork:
     """DDP's own work on a model, in ticks; all but compression takes `factor` times as long."""
 
     model: Model
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
     factor: float
     ranks: int
 
     def host_ns(self, seconds: float) -> int:
-        return self.ticks.host_ns(seconds, self.factor)
+        return self.prices.ticks.host_ns(seconds, self.factor)
 
     def _launch(self, work: Work) -> Launch:
-        return self.ticks.launch(work, self.factor)
+        return self.prices.ticks.launch(work, self.factor)
 
     def reducer(self, spec: Ddp) -> ReducerWork:
-        model, costs = self.model, self.costs
+        model, prices = self.model, self.prices
         unused = frozenset(model.unused)
         return ReducerWork(
             buffers=tuple(
                 Buffers(b.size_bytes, self._launch(b.flatten), self._launch(b.unflatten))
-                for b in costs.broadcasts(model.buffers)
+                for b in prices.broadcasts(model.buffers)
             ),
             ready_order=model.ready_order,
             unused=tuple(sorted(unused)),
-            hook_ns=self.host_ns(costs.parameter_hook_s),
+            hook_ns=self.host_ns(prices.parameter_hook_s),
             copy_in=tuple(
-                self._launch(costs.zeroed(p) if i in unused else costs.copy_in(p))
+                self._launch(prices.zeroed(p) if i in unused else prices.copy_in(p))
                 for i, p in enumerate(model.parameters)
             ),
-            launch_collective_ns=self.ticks.host_ns(costs.launch_collective_s),
+            launch_collective_ns=self.prices.ticks.host_ns(prices.launch_collective_s),
             used_map_bytes=4 * len(model.parameters) if spec.finds_unused else 0,
             in_order=spec.backend != "gloo",
         )
@@ -264,8 +262,7 @@ class _OwnWork:
                 bucket,
                 [self.model.parameters[i] for i in bucket.parameters],
                 powers,
-                self.costs,
-                self.ticks,
+                self.prices,
             )
             for bucket in self.buckets(assignment)
         )
@@ -273,15 +270,15 @@ class _OwnWork:
     def _bucket(self, members: tuple[int, ...], unused: frozenset[int]) -> Bucket:
         parameters = [self.model.parameters[i] for i in members]
         size_bytes = sum(parameter.size_bytes for parameter in parameters)
-        hook = self.costs.hook(size_bytes, parameters[0].dtype)
+        hook = self.prices.hook(size_bytes, parameters[0].dtype)
         compresses = hook.size_bytes != size_bytes
         used = [self.model.parameters[i] for i in members if i not in unused]
         bucket = Bucket(
             members,
             size_bytes,
             hook.size_bytes,
-            self.ticks.launch(hook.before) if compresses else self._launch(hook.before),
-            self.ticks.launch(hook.after).device_ns,
-            self._launch(self.costs.copy_back(used)),
+            self.prices.ticks.launch(hook.before) if compresses else self._launch(hook.before),
+            self.prices.ticks.launch(hook.after).device_ns,
+            self._launch(self.prices.copy_back(used)),
         )
-        return GatheringHook(self.costs, self.ticks, self.ranks).staged(bucket, parameters[0].dtype)
+        return GatheringHook(self.prices, self.ranks).staged(bucket, parameters[0].dtype)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fsdp1 import Fsdp1
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.fully_shard.groups import HostTime, divisors
 from ddpsim.strategies.fully_shard.offload import Offload
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, ShardedUnit
 from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work
@@ -65,56 +65,32 @@ class _Lengths(NamedTuple):
     padded: int
 
 
-@dataclass(frozen=True)
-class Flat:
+@dataclass(frozen=True, kw_only=True)
+class Flat(ShardedUnit):
     """One unit's parameters, gathered as one tensor, whose gradient is reduced as one.
 
-    `gathered_bytes`: of the all-gather's output, or of a copy in another type; 0 where there is
-    neither. `flat_bytes`: of the gradient as the backward makes it; `temporary_bytes`: of all that
-    is made from it, and of it, until it is reduced; `scattered_bytes`: of what is reduced; 0: no
-    parameter has a gradient. `sent_shard_bytes`: of one rank's part of it; `shard_bytes`: of its
-    reduced gradients. `after_ns`: work on the reduction's stream after it; `accumulate_ns`: there
-    too, where gradients are added to those of an earlier micro-batch.
+    `gathered_bytes`: also of a copy in another type; 0 where there is neither. `flat_bytes`: of the
+    gradient as the backward makes it; `temporary_bytes`: of all that is made from it, and of it,
+    until it is reduced.
     """
 
-    name: str
-    parameters: tuple[int, ...]
-    gathered_bytes: int
-    copied_bytes: int  # of the shard in another type, or on the device, until it is gathered
     flat_bytes: int
     temporary_bytes: int
-    scattered_bytes: int
-    sent_shard_bytes: int
-    shard_bytes: int
-    gather: Launch  # before a forward: with a cast or a copy of the shard, on its own stream
-    regather: Launch  # before a backward
     stays_ns: int  # before a backward for which it is whole
     post_forward_ns: int
     joined: Launch  # gradients of the parameters to one of the flat parameter
     added: Launch  # that to an earlier micro-batch's
     reduced: Launch  # a cast, padding and a division before the reduction
-    after_ns: int
-    accumulate_ns: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all of its parameters are those of units inside it: torch has none then."""
-        return not self.parameters
 
 
 @dataclass(frozen=True)
 class Flats:
-    """Makes the flat parameters of a model's units over so many ranks.
-
-    `ranks`: that share a copy of the model; `replicas`: so many copies there are.
-    """
+    """Makes the flat parameters of a model's units over the ranks of a mesh."""
 
     model: Model
     spec: Fsdp1
-    costs: DdpCosts
-    ticks: Ticks
-    ranks: int
-    replicas: int
+    prices: Prices
+    mesh: DeviceMesh
     offload: Offload | None = None
 
     def of(self, unit: Unit) -> Flat:
@@ -126,31 +102,32 @@ class Flats:
         reduced = lengths if reduces else _Lengths(0, 0)
         sent_bytes, summed_bytes, own_bytes = (ITEM_BYTES[each] for each in (sent, summed, own))
         scattered_bytes = reduced.padded * summed_bytes
-        shard, part = reduced.padded // self.ranks, lengths.padded // self.ranks
-        host = [self._host_ns(each, parameters) for each in times]
+        shard, part = reduced.padded // self.mesh.ranks, lengths.padded // self.mesh.ranks
+        host = [each.ns(len(parameters), self.prices) for each in times]
         copy_ns = self._copied_ns(part, own, sent)
-        gathers = self.ranks > 1 or sent != own
+        gathers = self.mesh.ranks > 1 or sent != own
         return Flat(
-            *(unit.name, unit.parameters),
+            name=unit.name,
+            parameters=unit.parameters,
             gathered_bytes=lengths.padded * sent_bytes if gathers else 0,
-            copied_bytes=part * sent_bytes if self.ranks > 1 and copy_ns else 0,
+            copied_bytes=part * sent_bytes if self.mesh.ranks > 1 and copy_ns else 0,
             flat_bytes=reduced.flat * sent_bytes,
             temporary_bytes=self._temporary_bytes(reduced, own, sent, summed),
             scattered_bytes=scattered_bytes,
             sent_shard_bytes=shard * summed_bytes,
             shard_bytes=shard * own_bytes,
             gather=Launch(host[0], copy_ns),
-            regather=Launch(host[1 if self.ranks > 1 else 2], copy_ns),
+            regather=Launch(host[1 if self.mesh.ranks > 1 else 2], copy_ns),
             stays_ns=host[2],
-            post_forward_ns=host[3 if self.ranks > 1 and self.spec.frees_after_forward else 4],
+            post_forward_ns=host[3 if self.mesh.ranks > 1 and self.spec.frees_after_forward else 4],
             joined=Launch(
-                self._host_ns(times.views, parameters),
-                self._moved_ns(2 * reduced.flat * sent_bytes),
+                times.views.ns(len(parameters), self.prices),
+                self.prices.moved_ns(2 * reduced.flat * sent_bytes),
             ),
-            added=Launch(0, self._moved_ns(3 * reduced.flat * sent_bytes)),
+            added=Launch(0, self.prices.moved_ns(3 * reduced.flat * sent_bytes)),
             reduced=Launch(host[5], self._before_ns(reduced, sent_bytes, summed_bytes)),
             after_ns=self._after_ns(shard, summed_bytes, own_bytes),
-            accumulate_ns=self._moved_ns(3 * shard * own_bytes),
+            accumulate_ns=self.prices.moved_ns(3 * shard * own_bytes),
         )
 
     def _temporary_bytes(self, reduced: _Lengths, own: str, sent: str, summed: str) -> int:
@@ -160,12 +137,12 @@ class Flats:
         """
         made = [reduced.flat * ITEM_BYTES[sent]]
         made += [reduced.flat * ITEM_BYTES[summed]] if sent != summed else []
-        if self.ranks == 1:
+        if self.mesh.ranks == 1:
             made += [reduced.flat * ITEM_BYTES[own]] if summed != own else []
             return sum(made[:-1])
         padded_bytes = reduced.padded * ITEM_BYTES[summed]
         made += [padded_bytes] if reduced.flat < reduced.padded else []
-        return sum(made) + (padded_bytes // self.ranks if summed != own else 0)
+        return sum(made) + (padded_bytes // self.mesh.ranks if summed != own else 0)
 
     @property
     def _times(self) -> _HostTimes:
@@ -175,11 +152,11 @@ class Flats:
         """Each parameter begins at 16 bytes where it stays the module's own."""
         if not self.spec.use_orig_params:
             flat = sum(parameter.numel for parameter in parameters)
-            return _Lengths(flat, _padded(flat, self.ranks))
+            return _Lengths(flat, _padded(flat, self.mesh.ranks))
         flat = 0
         for parameter in parameters:
             flat = _padded(flat, _ALIGNED_BYTES // ITEM_BYTES[sent]) + parameter.numel
-        world = self.ranks * (1 if self.spec.is_hybrid else self.replicas)
+        world = self.mesh.ranks * (1 if self.spec.is_hybrid else self.mesh.replicas)
         flat = _padded(flat, world)
         return _Lengths(flat, flat)
 
@@ -188,28 +165,28 @@ class Flats:
         copied_ns = 0
         if self.offload and elements:
             one = self.offload.copies([elements * ITEM_BYTES[own]])
-            copied_ns = self.ticks.launch(one).device_ns
+            copied_ns = self.prices.ticks.launch(one).device_ns
         if own != sent:
-            copied_ns += self._moved_ns(elements * (ITEM_BYTES[own] + ITEM_BYTES[sent]))
+            copied_ns += self.prices.moved_ns(elements * (ITEM_BYTES[own] + ITEM_BYTES[sent]))
         return copied_ns
 
     def _before_ns(self, reduced: _Lengths, sent_bytes: int, summed_bytes: int) -> int:
         """A cast, a copy with padding, and a division."""
-        casts_ns = self._moved_ns(reduced.flat * (sent_bytes + summed_bytes))
-        whole_ns = self._moved_ns(2 * reduced.padded * summed_bytes)
-        divides = divisors(self.ranks * self.replicas)[0] > 1
+        casts_ns = self.prices.moved_ns(reduced.flat * (sent_bytes + summed_bytes))
+        whole_ns = self.prices.moved_ns(2 * reduced.padded * summed_bytes)
+        divides = divisors(self.mesh.ranks * self.mesh.replicas)[0] > 1
         times = (reduced.flat < reduced.padded) + divides
         return (casts_ns if sent_bytes != summed_bytes else 0) + times * whole_ns
 
     def _after_ns(self, shard: int, summed_bytes: int, own_bytes: int) -> int:
         """A division, a cast, and a copy to the host."""
         after_ns = 0
-        if divisors(self.ranks * self.replicas)[1] > 1:
-            after_ns = self._moved_ns(2 * shard * summed_bytes)
+        if divisors(self.mesh.ranks * self.mesh.replicas)[1] > 1:
+            after_ns = self.prices.moved_ns(2 * shard * summed_bytes)
         if summed_bytes != own_bytes:
-            after_ns += self._moved_ns(shard * (summed_bytes + own_bytes))
+            after_ns += self.prices.moved_ns(shard * (summed_bytes + own_bytes))
         if self.offload and shard:
-            after_ns += self.ticks.launch(self.offload.copies([shard * own_bytes])).device_ns
+            after_ns += self.prices.ticks.launch(self.offload.copies([shard * own_bytes])).device_ns
         return after_ns
 
     def gradient_bytes(self, index: int) -> int:
@@ -225,25 +202,23 @@ class Flats:
         """
         whole, count = self.model.optimizer, len(self.model.used)
         if self.spec.use_orig_params:
-            part = optimizer_of_shards(whole, self.ranks, self.costs, count)
+            part = optimizer_of_shards(whole, self.mesh.ranks, self.prices, count)
         else:
             few = min(1.0, sum(bool(flat.scattered_bytes) for flat in flats) / max(1, count))
-            kernels = ceil(whole.kernels * few)
-            floor_s = min(kernels * self.costs.device.kernel_floor_s, whole.device_s)
-            device_s = max(floor_s, whole.device_s / self.ranks)
-            part = Work(device_s, kernels, few * whole.host_s)
+            part = self.prices.optimizer_part(whole, whole.device_s / self.mesh.ranks, few)
         if self.offload:
-            moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
+            moved_s = moved_bytes / self.mesh.ranks / self.offload.optimizer_bytes_per_s
             part = Work(part.host_s + moved_s)
-        return self.ticks.launch(part)
+        return self.prices.ticks.launch(part)
 
-    def norm_sum(self, group: ProcessGroup) -> NormSum | None:
-        """Of the shards' norms (clip_grad_norm_ of FSDP); None: every rank has all gradients."""
-        return NormSum(group=group) if self.ranks > 1 else None
+    @property
+    def norm_sum(self) -> NormSum | None:
+        """The sum of shards' norms (clip_grad_norm_ of FSDP); None: ranks have all gradients."""
+        return NormSum(group=self.mesh.group) if self.mesh.sends else None
 
     def sharded_model(self, flats: Sequence[Flat]) -> Model:
         """The model with one rank's part of each flat parameter as its parameters."""
-        if self.ranks == 1:
+        if self.mesh.ranks == 1:
             return self.model
         shards = [flat for flat in flats if flat.scattered_bytes]
         parts = tuple(Parameter(flat.name, flat.shard_bytes // 4, "float32") for flat in shards)
@@ -255,20 +230,12 @@ class Flats:
         for unit in units:
             parameters = [self.model.parameters[i] for i in unit.parameters]
             own, sent, _ = self._dtypes(unit, parameters)
-            total += self._lengths(parameters, sent).padded // self.ranks * ITEM_BYTES[own]
+            total += self._lengths(parameters, sent).padded // self.mesh.ranks * ITEM_BYTES[own]
         return total
 
     def _dtypes(self, unit: Unit, parameters: Sequence[Parameter]) -> tuple[str, str, str]:
         """Source: _flat_param.py, _init_param_reduce_dtypes and _validate_tensors_to_flatten."""
         return dtypes_of(unit, parameters, self.spec.mixed_precision, "ddp.fsdp1")
-
-    def _moved_ns(self, size_bytes: int) -> int:
-        """One kernel that reads and writes so much; none of nothing."""
-        return self.ticks.launch(self.costs.moved(size_bytes)).device_ns if size_bytes else 0
-
-    def _host_ns(self, host: HostTime, parameters: Sequence[Parameter]) -> int:
-        """It holds that of launches."""
-        return self.ticks.host_ns(host.of(len(parameters)), self.costs.unit_hook_times)
 
 
 def _padded(elements: int, divisor: int) -> int:

@@ -14,15 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.fsdp1.flat import Flat
-from ddpsim.strategies.fully_shard.held import Held
-from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.unit_step import Ends, Pass, UnitStep
 from ddpsim.strategies.fully_shard.units import ROOT, spans
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, compute
 
-_OF_ROOT = "the root"
 _IN_FLIGHT = 2  # _FreeEventQueue: all-gathers that are not freed
 _REDUCING = 3  # reductions that may not be done where the host launches another
 
@@ -34,70 +31,36 @@ class _Freed(NamedTuple):
     size_bytes: int
 
 
-@dataclass
-class Step:
-    """The units' states, which go on from step to step.
-
-    `sends`: parameters are shared by more than one rank. `blocking`: the host waits where it
-    launches a collective. `group`: the ranks that share a copy of the model; `replicas`: there are
-    so many copies, whose gradients are all-reduced at `all_reduce_ns` of the host's time each.
-    """
+@dataclass(kw_only=True)
+class Step(UnitStep):
+    """The units' states, which go on from step to step."""
 
     units: Sequence[Flat]
     spec: Fsdp1
-    sends: bool
-    blocking: bool
-    group: ProcessGroup
-    replicas: int
-    all_reduce_ns: int
     freed: deque[_Freed] = field(default_factory=deque)  # what all-gathers have not waited for
-    held: Held = field(default_factory=Held)
-    scattered: list[Flat] = field(default_factory=list)  # in the last backward, in order
-    _collectives: int = 0
-    _records: int = 0
-    _waits_for: int = 0  # all-gathers wait for this record
     _gathering: list[int] = field(default_factory=list)  # collectives not waited for
     _copied: int = 0  # bytes that they are made from
     _prefetched: set[int] = field(default_factory=set)
     _needed: set[int] = field(default_factory=set)  # units whose forward, or backward, is to come
     _viewed: dict[int, int] = field(default_factory=dict)  # units, and in whose pre-forward
-    _whole: set[int] = field(default_factory=set)  # units that are not sharded
-    _forward_order: list[int] = field(default_factory=list)
+    _starts: Sequence[int] = ()  # units as their forwards start
     _sent: list[int] = field(default_factory=list)  # reductions not waited for
     _reducing: list[int] = field(default_factory=list)  # bytes that each holds until it is done
-    _gradients: dict[int, int] = field(default_factory=dict)  # their bytes, by unit
-    _accumulated: set[int] = field(default_factory=set)  # units with unreduced gradients
-    _reduced: set[int] = field(default_factory=set)  # units with gradients on their shards
 
     def renewed(self) -> Step:
         """The same at the beginning of the next step."""
         stale = deque(_Freed(0, 0) for _ in self.freed)  # of what the device has done by then
-        return Step(
-            *(self.units, self.spec, self.sends, self.blocking),
-            *(self.group, self.replicas, self.all_reduce_ns),
-            freed=stale,
-            _whole=set(self._whole),
-        )
+        whole = set(self._whole)
+        return Step(units=self.units, spec=self.spec, mesh=self.mesh, freed=stale, _whole=whole)
 
     def forward(self, work: Pass) -> Iterator[Instruction]:
-        """All-gather unit by unit, each as its module is called."""
-        self._waits_for = self._records
-        yield from self._record()
-        order = _entered(self.units, work.forward)
-        self._needed, self._prefetched, self._viewed = set(order), set(), {}
-        entered: list[int] = []
-        for chain, launch, _ in work.forward:
-            while tuple(entered) != chain[: len(entered)]:
-                yield from self._post_forward(entered.pop())
-            for unit in chain[len(entered) :]:
-                entered.append(unit)
-                yield from self._pre_forward(unit, order)
-            yield compute("forward", launch)
-        while entered:
-            yield from self._post_forward(entered.pop())
-        self._free_unlimited()
+        """All-gather unit by unit, each as its module is called, or one ahead."""
+        units = (unit for piece in work.forward for unit in piece.chain)
+        self._starts = [unit for unit in dict.fromkeys(units) if not self.units[unit].is_empty]
+        self._needed, self._prefetched, self._viewed = set(self._starts), set(), {}
+        yield from super().forward(work)
 
-    def _pre_forward(self, unit: int, order: Sequence[int]) -> Iterator[Instruction]:
+    def _pre_forward(self, unit: int) -> Iterator[Instruction]:
         if self.units[unit].is_empty:
             return
         self._at("forward", unit)
@@ -106,10 +69,10 @@ class Step:
             yield from self._unshard(unit, "forward")
         self._needed.discard(unit)
         yield from self._await_gathers()
-        following = order.index(unit) + 1
-        if self.spec.forward_prefetch and following < len(order):
-            self._viewed[order[following]] = unit
-            yield from self._prefetch(order[following], "forward")
+        if self.spec.forward_prefetch and unit != self._starts[-1]:
+            following = self._starts[self._starts.index(unit) + 1]
+            self._viewed[following] = unit
+            yield from self._prefetch(following, "forward")
 
     def _post_forward(self, unit: int) -> Iterator[Instruction]:
         """The root's parameters stay: they would be gathered again at once."""
@@ -118,29 +81,20 @@ class Step:
             return
         self._forward_order.append(unit)
         self._prefetched.discard(unit)
-        if not self.sends or (self.spec.frees_after_forward and unit != ROOT):
+        if not self.mesh.sends or (self.spec.frees_after_forward and unit != ROOT):
             yield from self._free(unit)
         yield Compute("forward", flat.post_forward_ns, 0)
 
-    def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
-        """All-gather each unit for its gradients, and reduce them once they are joined."""
-        self.scattered.clear()
+    def _order(self, work: Pass) -> tuple[Mapping[int, Sequence[int]], Mapping[int, Sequence[int]]]:
+        """Return units by the piece in which they begin, and after which gradients are joined."""
         self._needed = set(self._forward_order)
-        *pieces, tail = work.backward
-        first, last = spans(piece.chain for piece in pieces)
-        joined = self._joined_after(last, len(pieces))
-        for i, (chain, launch, gradient_bytes) in enumerate(pieces):
-            self._at("backward", chain[-1])
-            for unit in (unit for unit in chain if first[unit] == i):
-                yield from self._pre_backward(unit)
-            yield compute("backward", launch)
-            self._hold_gradient(chain[-1], gradient_bytes)
-            for unit in joined.get(i, ()):
-                yield from self._post_backward(unit, ends)
-        yield compute("backward", tail.launch)
-        for unit in joined.get(len(pieces), ()):
-            yield from self._post_backward(unit, ends)
-        yield from self._end_backward(ends)
+        *pieces, _ = work.backward
+        begun, last = spans(piece.chain for piece in pieces)
+        return begun, self._joined_after(last, len(pieces))
+
+    def _hold_gradient(self, unit: int, size_bytes: int) -> None:
+        if size_bytes:  # the tail makes none
+            super()._hold_gradient(unit, size_bytes)
 
     def _joined_after(self, last: Mapping[int, int], end: int) -> Mapping[int, Sequence[int]]:
         """Units by the piece after which their gradients are joined; `end`: after the tail.
@@ -179,7 +133,7 @@ class Step:
             yield compute("bucket_copy", flat.added)
             self.held.add("gradients", -flat.flat_bytes)
         self._prefetched.discard(unit)
-        if ends.reduces or self.spec.frees_after_forward or not self.sends:
+        if ends.reduces or self.spec.frees_after_forward or not self.mesh.sends:
             yield from self._free(unit)
         if self.spec.backward_prefetch == "BACKWARD_POST":
             yield from self._prefetch_before(unit)
@@ -195,22 +149,14 @@ class Step:
         """
         yield from self._await_gathers()
         if ends.reduces:
-            for collective in () if self.blocking else self._sent:
+            for collective in () if self.mesh.blocking else self._sent:
                 yield Await(collective)
             self.held.add("reductions", -sum(self._reducing))
             self._sent.clear()
             self._reducing.clear()
         self._forward_order.clear()
         self._prefetched.clear()
-        self._free_unlimited()
-
-    def _at(self, phase: str, unit: int) -> None:
-        self.held.place = f"the {phase} of {self.units[unit].name or _OF_ROOT}"
-
-    def _record(self) -> Iterator[Instruction]:
-        self._records += 1
-        if not self.blocking:
-            yield Record(self._records - 1)
+        self._end_forward()
 
     def _prefetch_before(self, unit: int) -> Iterator[Instruction]:
         """The unit whose forward ended before this one's."""
@@ -237,30 +183,19 @@ class Step:
         self._whole.add(unit)
         self.held.add("parameters", flat.gathered_bytes + flat.copied_bytes)
         self._copied += flat.copied_bytes
-        if self.blocking or not self.sends:
+        if self.mesh.blocking or not self.mesh.sends:
             yield Compute("unshard", host_ns, copy_ns)
             host_ns = copy_ns = 0
-        if not self.sends:
+        if not self.mesh.sends:
             return
         self._gathering.append(self._collectives)
-        yield from self._send(
-            Communicate(
-                self._collectives,
-                host_ns,
-                "all_gather",
-                flat.gathered_bytes,
-                cause=f"parameters of {flat.name or _OF_ROOT}, {phase}",
-                waits_for=None if self.blocking else self._waits_for,
-                before_ns=copy_ns,
-                group=self.group,
-            )
-        )
-        if self.blocking:
+        yield from self._send(self._gathered(flat, host_ns, copy_ns, self._waits_for, phase))
+        if self.mesh.blocking:
             self._free_copied()
 
     def _await_gathers(self) -> Iterator[Instruction]:
         """The compute stream waits for all that the all-gathers' stream has."""
-        for collective in () if self.blocking else self._gathering:
+        for collective in () if self.mesh.blocking else self._gathering:
             yield Await(collective)
         self._gathering.clear()
         self._free_copied()
@@ -269,36 +204,25 @@ class Step:
         self.held.add("parameters", -self._copied)
         self._copied = 0
 
-    def _send(self, launched: Communicate) -> Iterator[Instruction]:
-        """Launch a collective; a CPU waits for it at once."""
-        self._collectives += 1
-        yield launched
-        if self.blocking:
-            yield Await(launched.number)
-
     def _free(self, unit: int) -> Iterator[Instruction]:
         """Once the device has come so far: the host may take the memory when it has waited."""
         if unit not in self._whole:
             return
         self._whole.remove(unit)
         freed = _Freed(self._records, self.units[unit].gathered_bytes)
-        if self.blocking or not self.sends:
+        if self.mesh.blocking or not self.mesh.sends:
             self.held.add("parameters", -freed.size_bytes)
             freed = freed._replace(size_bytes=0)
-        if self.sends:
+        if self.mesh.sends:
             yield from self._record()
             self.freed.append(freed)
 
-    def _free_unlimited(self) -> None:
+    def _end_forward(self) -> None:
         """Without a limit the host launches the rest of a pass before anything is free."""
         if self.spec.limit_all_gathers:
             return
         while self.freed:
             self.held.add("parameters", -self.freed.popleft().size_bytes)
-
-    def _hold_gradient(self, unit: int, size_bytes: int) -> None:
-        self._gradients[unit] = self._gradients.get(unit, 0) + size_bytes
-        self.held.add("gradients", size_bytes)
 
     def _reduce(self, unit: int, flat: Flat, ends: Ends) -> Iterator[Instruction]:
         """Cast, pad and divide the gradient, and launch its reduction.
@@ -308,15 +232,15 @@ class Step:
         """
         again = unit in self._reduced
         self.scattered.append(flat)
-        after_ns = flat.after_ns + (ends.accumulates and self.sends) * flat.accumulate_ns
+        after_ns = flat.after_ns + (ends.accumulates and self.mesh.sends) * flat.accumulate_ns
         yield compute("bucket_copy", flat.reduced)
         for launched in self._reductions(flat, after_ns):
             self._sent.append(launched.number)
             yield from self._send(launched)
-        if not self.sends and self.replicas == 1:
+        if not self.mesh.sends and self.mesh.replicas == 1:
             yield Compute("bucket_copy", 0, after_ns)
         self._hold_reduced(unit, flat, again=again)
-        while len(self._reducing) > (0 if self.blocking else _REDUCING):
+        while len(self._reducing) > (0 if self.mesh.blocking else _REDUCING):
             self.held.add("reductions", -self._reducing.pop(0))
 
     def _hold_reduced(self, unit: int, flat: Flat, *, again: bool) -> None:
@@ -324,51 +248,26 @@ class Step:
 
         A gradient that every rank has whole is reduced in place, and added to where it stays.
         """
-        made = flat.temporary_bytes + (flat.shard_bytes if again and self.sends else 0)
-        if self.sends or not again:
+        made = flat.temporary_bytes + (flat.shard_bytes if again and self.mesh.sends else 0)
+        if self.mesh.sends or not again:
             self.held.add("gradients", -flat.flat_bytes)
         self.held.add("reductions", made)
         self._reducing.append(made)
         if not again:
             self._reduced.add(unit)
             self.held.add("gradients", flat.shard_bytes)
-        if self.sends:
+        if self.mesh.sends:
             self._accumulated.discard(unit)
         else:
             self._accumulated.add(unit)
 
     def _reductions(self, flat: Flat, after_ns: int) -> Iterator[Communicate]:
         """A reduce-scatter among the ranks of a copy, and an all-reduce among copies."""
-        first = Communicate(
-            self._collectives,
-            0,
-            "reduce_scatter",
-            flat.scattered_bytes,
-            bucket=len(self.scattered) - 1,
-            bucket_bytes=flat.scattered_bytes,
-            num_params=len(flat.parameters),
-            after_ns=after_ns,
-            cause=f"gradients of {flat.name or _OF_ROOT}",
-            group=self.group,
-        )
-        if self.replicas == 1:
-            yield from (first,) if self.sends else ()
-        elif not self.sends:
+        first = self._scattered(flat, after_ns)
+        if self.mesh.replicas == 1:
+            yield from (first,) if self.mesh.sends else ()
+        elif not self.mesh.sends:
             yield first._replace(operation="all_reduce")
         else:
             yield first._replace(num_params=0, after_ns=0)
-            yield first._replace(
-                number=self._collectives,
-                host_ns=self.all_reduce_ns,
-                operation="all_reduce",
-                size_bytes=flat.sent_shard_bytes,
-                cause=f"{first.cause}, between nodes",
-                group="across_nodes",
-                follows=None if self.blocking else first.number,
-            )
-
-
-def _entered(units: Sequence[Flat], pieces: Sequence[LaunchedPiece]) -> list[int]:
-    """Units in the order in which their forwards begin."""
-    chains = (unit for piece in pieces for unit in piece.chain)
-    return [unit for unit in dict.fromkeys(chains) if not units[unit].is_empty]
+            yield self._between_copies(flat, after_ns, first.number)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fsdp1 import Fsdp1
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.fsdp1.flat import Flat, Flats
 from ddpsim.strategies.fsdp1.step import Step
 from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
@@ -40,8 +38,7 @@ class FullyShardedDataParallel(Sharded):
         _refuse_norms(model, ddp.flat)
         planned = plan_units(model, ddp.flat.units, "ddp.fsdp1.units")
         units = tuple(flats.of(unit) for unit in planned)
-        first, later = passes_of(model, planned, flats.ticks, flats.gradient_bytes, None)
-        group: ProcessGroup = "node" if ddp.flat.is_hybrid else "world"
+        first, later = passes_of(model, planned, flats.prices.ticks, flats.gradient_bytes, None)
         return cls(
             units=units,
             spec=ddp.flat,
@@ -49,22 +46,17 @@ class FullyShardedDataParallel(Sharded):
             later=later,
             optimizer=flats.optimizer(moved_bytes, units),
             shard_bytes=flats.shard_bytes(planned),
-            ranks=flats.ranks,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
-            blocking=flats.costs.device.kind == "cpu",
-            around=around(flats.sharded_model(units), flats.norm_sum(group)),
-            reduced="all-reduce" if flats.replicas > 1 else "reduce-scatter",
-            group=group,
-            replicas=flats.replicas,
-            all_reduce_ns=flats.ticks.host_ns(PYTHON_COLLECTIVE_S),
+            around=around(flats.sharded_model(units), flats.norm_sum),
+            reduced=flats.mesh.reduced,
+            mesh=flats.mesh,
             offloads=flats.offload is not None,
         )
 
     def begun(self) -> Step:
         """See Sharded; it follows on others, of which units and limits are left."""
-        own = self.units, self.spec, self.ranks > 1, self.blocking
-        step = Step(*own, self.group, self.replicas, self.all_reduce_ns)
+        step = Step(units=self.units, spec=self.spec, mesh=self.mesh)
         for _ in range(2):
             for _ in self.micro_batched(step):
                 pass

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.unit_step import LaunchedPiece, Pass
 from ddpsim.strategies.fully_shard.units import ROOT, Piece
 from ddpsim.strategies.ticks import Launch
 

@@ -47,9 +47,8 @@ def on_shards(
     kind, times = costs.device.kind, costs.host_times
     host_s = times * parameters * dispatch_s(optimizer, kind)
     if kind != "cpu":
-        floor_s = min(whole.kernels * costs.device.kernel_floor_s, whole.device_s)
-        device_s = max(floor_s, whole.device_s / ranks)
-        return Work(device_s, whole.kernels, whole.host_s + host_s)
+        part = costs.optimizer_part(whole, whole.device_s / ranks, 1)
+        return part._replace(host_s=whole.host_s + host_s)
     each = 1 if optimizer.fused else sum(operators(optimizer))
     plain_s = min(whole.device_s, times * parameters * each * _PLAIN_S)
     moved_s = (whole.device_s - plain_s) / ranks

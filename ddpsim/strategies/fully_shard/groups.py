@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.workload import Optimizer
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.fully_shard.dtensors import dispatch_s, on_shards
 from ddpsim.strategies.fully_shard.offload import Offload
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, ShardedUnit
 from ddpsim.strategies.fully_shard.units import ROOT, Unit, dtypes_of
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
-from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
+from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work
 
 
 class HostTime(NamedTuple):
@@ -34,8 +34,12 @@ class HostTime(NamedTuple):
     each_s: float
 
     def of(self, parameters: int) -> float:
-        """Of so many."""
+        """Return the seconds for so many parameters."""
         return self.once_s + parameters * self.each_s
+
+    def ns(self, parameters: int, prices: Prices) -> int:
+        """Return the host's time in ticks, launches included."""
+        return prices.ticks.host_ns(self.of(parameters), prices.unit_hook_times)
 
 
 # both together, divided as functions' own times are
@@ -62,29 +66,17 @@ def divisors(factor: float) -> tuple[float, float]:
     return before, factor / before
 
 
-@dataclass(frozen=True)
-class Group:
-    """One unit's parameters, which are gathered and whose gradients are reduced together.
+@dataclass(frozen=True, kw_only=True)
+class Group(ShardedUnit):
+    """One unit's parameters, each of which is padded, gathered and reduced on its own.
 
-    Bytes are those of all ranks' shards, with what each parameter is padded by. `gathered_bytes`:
-    of the all-gather's output, and of the parameters once copied out of it; `gradient_bytes`: as
-    the backward makes them; `scattered_bytes`: of the reduce-scatter's input; 0: no parameter has a
-    gradient. `sent_shard_bytes`: of one rank's part of them; `shard_bytes`: of its reduced
-    gradients. `before_ns`: a division before the reduction, on its stream; `after_ns`: one after
-    it, and a cast; `accumulate_ns`: there too, where gradients are added to those of an earlier
-    micro-batch; `add_partial_ns`: to such as are not all-reduced yet.
+    `gradient_bytes`: of gradients as the backward makes them. `before_ns`: a division before the
+    reduction, on its stream; `add_partial_ns`: there, where gradients are added to such as are not
+    all-reduced yet. `regather`: among those that keep a copy.
     """
 
-    name: str
-    parameters: tuple[int, ...]
     begins_model: bool
-    gathered_bytes: int
     gradient_bytes: int
-    scattered_bytes: int
-    sent_shard_bytes: int
-    shard_bytes: int
-    gather: Launch  # the host's time, and copies of the shards on the all-gather's stream
-    regather: Launch  # the same among those that keep a copy
     copy_out: Launch
     forward_ns: int  # of the host, after it
     backward_ns: int  # of the host, after it
@@ -92,19 +84,11 @@ class Group:
     cast_in: Launch  # of gradients that are not reduced yet, to the type in which they will be
     add_in: Launch  # of a later micro-batch's gradients to those
     before_ns: int
-    after_ns: int
-    accumulate_ns: int
     add_partial_ns: int
     kept_bytes: int  # of parameters that stay on a rank where a part of the ranks keeps a copy
     keep_ns: int  # to copy them
-    copied_bytes: int = 0
-    offloads: bool = False
-    scales: int = 0  # float8 weights, whose largest values are reduced before each all-gather
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all of its parameters are those of units inside it: torch has no group then."""
-        return not self.parameters
+    offloads: bool
+    scales: int  # float8 weights, whose largest values are reduced before each all-gather
 
 
 @dataclass(frozen=True)
@@ -113,11 +97,9 @@ class Groups:
 
     model: Model
     spec: FullyShard
-    costs: DdpCosts
-    ticks: Ticks
-    ranks: int
+    prices: Prices
+    mesh: DeviceMesh
     offload: Offload | None = None
-    replicas: int = 1
     precomputes_scales: bool = False
     optimized: int | None = None  # tensors that the optimizer of `model` takes; None: all
 
@@ -149,18 +131,24 @@ class Groups:
         gathered_bytes = (gathered - in_float8) * ITEM_BYTES[sent] + in_float8
         gradient_bytes = scattered * ITEM_BYTES[sent]
         scattered_bytes = scattered * ITEM_BYTES[summed]
-        sent_shard_bytes = scattered_bytes // self.ranks
-        shard_bytes = scattered * ITEM_BYTES[own] // self.ranks
+        sent_shard_bytes = scattered_bytes // self.mesh.ranks
+        shard_bytes = scattered * ITEM_BYTES[own] // self.mesh.ranks
         cast_bytes = shard_bytes + sent_shard_bytes if own != summed else 0
         before, after = self._divisors(summed)
         divided_ns = self._moved_ns(2 * sent_shard_bytes) if after != 1 else 0
         copied_bytes = gradient_bytes + scattered_bytes
         from_host, to_host = (self._offloaded(some) for some in (parameters, reduced))
-        kept_bytes = gathered_bytes // (self.kept_by or self.ranks)
+        kept_bytes = gathered_bytes // (self.kept_by or self.mesh.ranks)
         gather_ns = self._host_ns(_GATHER, parameters)
         return Group(
-            *(unit.name, unit.parameters, unit.begins_model),
-            *(gathered_bytes, gradient_bytes, scattered_bytes, sent_shard_bytes, shard_bytes),
+            name=unit.name,
+            parameters=unit.parameters,
+            begins_model=unit.begins_model,
+            gathered_bytes=gathered_bytes,
+            gradient_bytes=gradient_bytes,
+            scattered_bytes=scattered_bytes,
+            sent_shard_bytes=sent_shard_bytes,
+            shard_bytes=shard_bytes,
             gather=Launch(
                 gather_ns + from_host.host_ns,
                 from_host.device_ns + self._copies_ns(gathered - in_float8, own, sent, in_float8),
@@ -172,7 +160,8 @@ class Groups:
             forward_ns=self._host_ns(_FORWARD, parameters),
             backward_ns=self._host_ns(_BACKWARD, reduced),
             copy_in=Launch(
-                self._host_ns(_REDUCE, reduced) + to_host.host_ns, self._moved_ns(copied_bytes)
+                self._host_ns(_REDUCE, reduced) + to_host.host_ns,
+                self._moved_ns(copied_bytes),
             ),
             cast_in=self._each(reduced, sent, summed, 1),
             add_in=self._each(reduced, sent, summed, 2),
@@ -182,7 +171,7 @@ class Groups:
             add_partial_ns=self._moved_ns(3 * sent_shard_bytes),
             kept_bytes=kept_bytes,
             keep_ns=self._moved_ns(2 * kept_bytes),
-            copied_bytes=gathered * ITEM_BYTES[own] // self.ranks if self.offload else 0,
+            copied_bytes=gathered * ITEM_BYTES[own] // self.mesh.ranks if self.offload else 0,
             offloads=self.offload is not None,
             scales=0 if self.precomputes_scales else len(self._cast_before(unit)),
         )
@@ -197,21 +186,20 @@ class Groups:
         sent, output = types.param or self.model.parameters[0].dtype, types.output
         if output in (None, sent) or not elements:
             return Launch(0, 0)
-        moved = self.costs.moved(elements * (ITEM_BYTES[sent] + ITEM_BYTES[output]))
-        return self.ticks.launch(self.costs.operator(moved))
+        size_bytes = elements * (ITEM_BYTES[sent] + ITEM_BYTES[output])
+        return self.prices.launch([self.prices.passed(size_bytes)])
 
     def _divisors(self, summed: str) -> tuple[float, float]:
         if summed != "float16":  # NCCL divides in its reductions
             return 1, 1
-        return divisors(self.spec.gradient_divide_factor or self.ranks * self.replicas)
+        return divisors(self.spec.gradient_divide_factor or self.mesh.ranks * self.mesh.replicas)
 
     def _each(self, parameters: Sequence[Parameter], sent: str, summed: str, passes: int) -> Launch:
         """A kernel for each gradient, which reads it and passes over its sum; none of one type."""
         if sent == summed or not parameters:
             return Launch(0, 0)
         one, whole = ITEM_BYTES[sent], passes * ITEM_BYTES[summed]
-        each = (self.costs.moved(p.numel * (one + whole)) for p in parameters)
-        return self.ticks.launch(joined(map(self.costs.operator, each)))
+        return self.prices.launch(self.prices.passed(p.numel * (one + whole)) for p in parameters)
 
     def accumulated(self, index: int) -> Work:
         """A gradient added to an earlier micro-batch's by autograd.
@@ -222,14 +210,14 @@ class Groups:
         sent = self.spec.mixed_precision.param or parameter.dtype
         if (self.spec.mixed_precision.reduce or sent) != sent:
             return Work(0.0)
-        return self.costs.accumulated(parameter._replace(dtype=sent))
+        return self.prices.accumulated(parameter._replace(dtype=sent))
 
     def _offloaded(self, parameters: Sequence[Parameter]) -> Launch:
         """Copies of one rank's shards between host and device."""
         if self.offload is None:
             return Launch(0, 0)
-        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.ranks for p in parameters)
-        return self.ticks.launch(self.offload.copies(sizes))
+        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.mesh.ranks for p in parameters)
+        return self.prices.ticks.launch(self.offload.copies(sizes))
 
     @property
     def kept_by(self) -> int | None:
@@ -237,7 +225,7 @@ class Groups:
         are whole.
         """
         ranks = self.spec.kept_by
-        return None if ranks in (1, self.ranks) else ranks
+        return None if ranks in (1, self.mesh.ranks) else ranks
 
     def staying(self, units: int) -> frozenset[int]:
         """Units, of so many, whose parameters stay after the forward; torch takes one rank for all.
@@ -264,12 +252,14 @@ class Groups:
         whole = self.model.optimizer
         count = len(self.model.used) if self.optimized is None else self.optimized
         if not self.offload:
-            return self.ticks.launch(on_shards(whole, optimizer, count, self.ranks, self.costs))
-        host_s = self.costs.host_times * count * dispatch_s(optimizer, "cpu")
-        moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
-        return self.ticks.launch(Work(whole.host_s + host_s + moved_s))
+            return self.prices.ticks.launch(
+                on_shards(whole, optimizer, count, self.mesh.ranks, self.prices)
+            )
+        host_s = self.prices.host_times * count * dispatch_s(optimizer, "cpu")
+        moved_s = moved_bytes / self.mesh.ranks / self.offload.optimizer_bytes_per_s
+        return self.prices.ticks.launch(Work(whole.host_s + host_s + moved_s))
 
-    def scales(self, group: ProcessGroup) -> Iterator[Instruction]:
+    def scales(self) -> Iterator[Instruction]:
         """precompute_float8_dynamic_scale_for_fsdp: largest values of all shards, reduced at once.
 
         Source: torchao's float8/fsdp_utils.py: _foreach_norm, a stack, and one all-reduce.
@@ -277,37 +267,42 @@ class Groups:
         weights = [self.model.parameters[i] for i in sorted(self.model.float8_gathered)]
         if not self.precomputes_scales:
             return
-        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.ranks for p in weights)
-        host_s = self.costs.host_times * _SCALE_S * len(weights)
-        found = Launch(self.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
+        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.mesh.ranks for p in weights)
+        host_s = self.prices.host_times * _SCALE_S * len(weights)
+        found = Launch(self.prices.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
         yield compute("optimizer", found)
-        if self.ranks > 1:
-            host_ns, size_bytes = self.ticks.host_ns(PYTHON_COLLECTIVE_S), 4 * len(weights)
+        if self.mesh.ranks > 1:
+            host_ns, size_bytes = self.prices.call_ns, 4 * len(weights)
             cause = "scales of float8 weights"
-            yield Communicate(_SCALES, host_ns, "all_reduce", size_bytes, cause=cause, group=group)
+            yield Communicate(
+                _SCALES, host_ns, "all_reduce", size_bytes, cause=cause, group=self.mesh.group
+            )
             yield Await(_SCALES)
 
-    def norm_sum(self, group: ProcessGroup) -> NormSum:
-        """Of DTensors, whose parts of the norm are added once the norm itself is wanted."""
-        return NormSum(_CLIP.of(len(self.model.used)), group)
+    @property
+    def norm_sum(self) -> NormSum:
+        """The sum of norms of DTensors, which are added once the norm itself is wanted."""
+        return NormSum(_CLIP.of(len(self.model.used)), self.mesh.group)
 
     @property
     def sharded_model(self) -> Model:
         """The model with one rank's parameters."""
         parameters = self.model.parameters
-        parts = (p._replace(numel=self.padded(p) // self.ranks, shape=None) for p in parameters)
+        parts = (
+            p._replace(numel=self.padded(p) // self.mesh.ranks, shape=None) for p in parameters
+        )
         return replace(self.model, parameters=tuple(parts))
 
     @property
     def shard_bytes(self) -> int:
         """Of one rank's parameters."""
         sizes = (self.padded(p) * ITEM_BYTES[p.dtype] for p in self.model.parameters)
-        return sum(sizes) // self.ranks
+        return sum(sizes) // self.mesh.ranks
 
     def padded(self, parameter: Parameter) -> int:
         """Elements with which all ranks' shards are alike: its rows, up to a multiple of ranks."""
         rows = parameter.rows or parameter.numel
-        return ceil(rows / self.ranks) * self.ranks * (parameter.numel // rows)
+        return ceil(rows / self.mesh.ranks) * self.mesh.ranks * (parameter.numel // rows)
 
     def _elements(self, parameters: Sequence[Parameter]) -> int:
         return sum(self.padded(parameter) for parameter in parameters)
@@ -322,18 +317,16 @@ class Groups:
         `in_float8`: elements that are cast to that, once their largest value is found, unless it is
         known (torchao's float8/fsdp_utils.py).
         """
-        own_bytes, sent_bytes = (elements * ITEM_BYTES[d] // self.ranks for d in (own, sent))
+        own_bytes, sent_bytes = (elements * ITEM_BYTES[d] // self.mesh.ranks for d in (own, sent))
         casts = self.spec.mixed_precision.param is not None
         cast_ns = self._moved_ns(own_bytes + sent_bytes) if casts else 0
-        item_bytes, shard = ITEM_BYTES[own], in_float8 // self.ranks
+        item_bytes, shard = ITEM_BYTES[own], in_float8 // self.mesh.ranks
         passes = 1 if self.precomputes_scales else 2
         float8_ns = self._moved_ns((passes * item_bytes + 1) * shard)
         return cast_ns + float8_ns + self._moved_ns(2 * (sent_bytes + shard))
 
     def _moved_ns(self, size_bytes: int) -> int:
-        """One kernel that reads and writes so much; none of nothing."""
-        return self.ticks.launch(self.costs.moved(size_bytes)).device_ns if size_bytes else 0
+        return self.prices.moved_ns(size_bytes)
 
     def _host_ns(self, host: HostTime, parameters: Sequence[Parameter]) -> int:
-        """It holds that of launches."""
-        return self.ticks.host_ns(host.of(len(parameters)), self.costs.unit_hook_times)
+        return host.ns(len(parameters), self.prices)

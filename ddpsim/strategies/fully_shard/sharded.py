@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
 from math import ceil
-from typing import Protocol
 
-from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.result.model import MemoryPeak, MemoryWalk
-from ddpsim.strategies.fully_shard.held import Held
-from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, Ends, LaunchedPiece, Pass, UnitStep
 from ddpsim.strategies.fully_shard.units import Unit, backward_pieces, forward_pieces
 from ddpsim.strategies.instructions import (
     Instruction,
@@ -36,63 +33,28 @@ _PHASES = {
 }
 
 
-class Reduced(Protocol):
-    """A unit whose gradients are reduced together: its parameters, and the bytes sent of them."""
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        """Their places in the model."""
-
-    @property
-    def scattered_bytes(self) -> int:
-        """Of all ranks' parts, with what they are padded by."""
-
-
-class WalkedStep(Protocol):
-    """The order of one step, with what it holds, and what it has reduced in the last backward."""
-
-    held: Held
-
-    @property
-    def scattered(self) -> Sequence[Reduced]:
-        """Units in the order in which they were reduced."""
-
-    def forward(self, work: Pass) -> Iterator[Instruction]:
-        """Of a micro-batch."""
-
-    def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
-        """Of a micro-batch."""
-
-
 @dataclass(frozen=True)
 class Sharded(Strategy):
     """Gather parameters ahead of their use, reduce and scatter gradients, optimize shards.
 
     `first` and `later`: the passes of the first micro-batch and of others. `shard_bytes`: of the
-    parameters of one rank, of `ranks` that share a copy. `no_sync`: only the last micro-batch
-    reduces. `blocking`: the host waits where it launches a collective. `group`: the ranks that
-    share a copy; `replicas`: there are so many copies, whose gradients are all-reduced at
-    `all_reduce_ns` of the host's time each.
+    parameters of one rank. `no_sync`: only the last micro-batch reduces.
     """
 
     first: Pass
     later: Pass
     optimizer: Launch
     shard_bytes: int
-    ranks: int
     micro_batches: int
     no_sync: bool
-    blocking: bool
     around: AroundOptimizer
-    group: ProcessGroup
-    replicas: int
-    all_reduce_ns: int
+    mesh: DeviceMesh
     offloads: bool
 
     phases = _PHASES
 
     @abstractmethod
-    def begun(self) -> WalkedStep:
+    def begun(self) -> UnitStep:
         """A steady step at its beginning."""
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
@@ -116,7 +78,7 @@ class Sharded(Strategy):
             return ResidentBytes(0, 0, self._peak.total, 0)
         used = sum(parameter.size_bytes for parameter in model.used)
         gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
-        optimizer = ceil(optimizer_bytes / self.ranks)
+        optimizer = ceil(optimizer_bytes / self.mesh.ranks)
         whole = max(0, self._peak.total - gradients)
         return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
 
@@ -137,7 +99,7 @@ class Sharded(Strategy):
         return self._walked[0].held.peak()
 
     @cached_property
-    def _walked(self) -> tuple[WalkedStep, tuple[Instruction, ...]]:
+    def _walked(self) -> tuple[UnitStep, tuple[Instruction, ...]]:
         """A step at its end, and its instructions."""
         step = self.begun()
         return step, tuple(step.held.walk(self._instructions(step)))
@@ -153,7 +115,7 @@ class Sharded(Strategy):
             is_last=True,
         )
 
-    def micro_batched(self, step: WalkedStep) -> Iterator[Instruction]:
+    def micro_batched(self, step: UnitStep) -> Iterator[Instruction]:
         """The forwards and backwards of a step."""
         for number in range(self.micro_batches):
             work = self.later if number else self.first
@@ -163,7 +125,7 @@ class Sharded(Strategy):
                 yield Mark("backward_starts")
             yield from step.backward(work, self.ends(number))
 
-    def _instructions(self, step: WalkedStep) -> Iterator[Instruction]:
+    def _instructions(self, step: UnitStep) -> Iterator[Instruction]:
         yield from self.micro_batched(step)
         yield from self.around.before
         yield from self._optimize()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddpsim.scenario.ddp import Ddp
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.fully_shard.casts import handed_on, with_casts
 from ddpsim.strategies.fully_shard.groups import Group, Groups
 from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
-from ddpsim.strategies.fully_shard.step import Ends, Step
+from ddpsim.strategies.fully_shard.step import Step
+from ddpsim.strategies.fully_shard.unit_step import Ends
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
 from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.ticks import Launch
@@ -57,14 +57,13 @@ class FullyShard(Sharded):
         `around`: what the loop does around the optimizer, on shards; `optimizer`: that, on shards.
         `muon`: its step, before that of the optimizer beside it.
         """
-        replicas, spec = groups.replicas, ddp.sharding
-        reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
+        spec = ddp.sharding
         units = plan_units(model, spec.units)
         added = groups.accumulated if ddp.no_sync and ddp.accumulation_steps > 1 else None
         handed = handed_on(forward_pieces(model, units))
         casts = {unit: groups.cast_of_outputs(elements) for unit, elements in handed.items()}
         casts_inputs = spec.mixed_precision.param is not None
-        passes = passes_of(model, units, groups.ticks, groups.gradient_bytes, added)
+        passes = passes_of(model, units, groups.prices.ticks, groups.gradient_bytes, added)
         first = later = with_casts(passes[0], casts, casts_inputs=casts_inputs)
         if added:
             later = with_casts(passes[1], casts, casts_inputs=casts_inputs)
@@ -74,30 +73,24 @@ class FullyShard(Sharded):
             later=later,
             optimizer=optimizer,
             shard_bytes=groups.shard_bytes,
-            ranks=groups.ranks,
             stays=groups.staying(len(units)),
             keeps_a_part=groups.kept_by is not None,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
-            blocking=groups.costs.device.kind == "cpu",
             around=around._replace(before=(*around.before, *muon)),
             phases=_WORDS | (_WITH_MUON if muon else {}),
             shards_between=spec.reshard_after_backward,
             waits_between=not spec.set_is_last_backward,
             all_reduces_between=not spec.all_reduce_last_only,
-            reduced=reduced,
-            group="node" if ddp.strategy == "hsdp" else "world",
-            replicas=replicas,
-            all_reduce_ns=groups.ticks.host_ns(PYTHON_COLLECTIVE_S),
+            reduced=groups.mesh.reduced,
+            mesh=groups.mesh,
             offloads=groups.offload is not None,
         )
 
     def begun(self) -> Step:
         """See Sharded."""
-        sends = self.ranks > 1
-        mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_a_part
-        scale_ns = self.all_reduce_ns
-        return Step(self.groups, self.stays, sends, self.blocking, *mesh, scale_ns=scale_ns)
+        keeps = self.keeps_a_part
+        return Step(units=self.groups, mesh=self.mesh, stays=self.stays, keeps_a_part=keeps)
 
     def ends(self, number: int) -> Ends:
         """See Sharded."""

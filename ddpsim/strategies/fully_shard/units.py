@@ -178,18 +178,17 @@ def _mirrored(model: Model, backward: Sequence[Piece]) -> Iterator[Piece]:
         yield Piece(chain, Work(share * whole.device_s, 0, share * host_s))
 
 
-def spans(chains: Iterable[tuple[int, ...]]) -> tuple[dict[int, int], dict[int, int]]:
-    """The first and the last piece of each unit, those of units inside it counted.
+def spans(chains: Iterable[tuple[int, ...]]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Return the units that begin in each piece, and the last piece of each unit.
 
-    `chains`: of each piece, the units that it is in.
+    `chains`: of each piece, the units that it is in, from the root inwards.
     """
-    first: dict[int, int] = {}
+    begun: dict[int, list[int]] = {}
     last: dict[int, int] = {}
     for i, chain in enumerate(chains):
-        for unit in chain:
-            first.setdefault(unit, i)
-            last[unit] = i
-    return first, last
+        begun[i] = [unit for unit in chain if unit not in last]
+        last.update(dict.fromkeys(chain, i))
+    return begun, last
 
 
 class _Mixed(Protocol):

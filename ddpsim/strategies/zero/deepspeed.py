@@ -6,7 +6,7 @@ buckets, reductions, waits, the step; deepspeed/runtime/utils.py: all_gather_dp_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddpsim.cluster.transfers import Operation
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.options.deepspeed import DeepSpeed as Options
-from ddpsim.strategies.ddp.costs import COUNTED_S, PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import COUNTED_S, Prices
 from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.instructions import (
     Await,
@@ -30,9 +30,9 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.zero.partition import Partition, Sent, bucketed
-from ddpsim.workload.model import ITEM_BYTES, Model, joined
+from ddpsim.workload.model import ITEM_BYTES, Model
 
 _PHASES = {
     "backward": "backward, with the gradients' copies into buckets",
@@ -104,8 +104,7 @@ class DeepSpeed(Strategy):
         model: Model,
         work: ModelWork,
         options: Options,
-        costs: DdpCosts,
-        ticks: Ticks,
+        prices: Prices,
         ranks: int,
     ) -> DeepSpeed:
         """A model's step; `work`: with the optimizer of a rank's part."""
@@ -118,8 +117,7 @@ class DeepSpeed(Strategy):
         own = partition.part
 
         def moved(elements: int, bytes_each: int) -> Launch:
-            work = costs.operator(costs.moved(elements * bytes_each))
-            return ticks.launch(work) if elements else Launch(0, 0)
+            return prices.launch([prices.passed(elements * bytes_each)] if elements else [])
 
         def reduction(sent: Sent, *, is_first: bool, whole: int) -> _Reduction:
             divided = whole if is_first and options.reduce_scatter else 0
@@ -146,9 +144,9 @@ class DeepSpeed(Strategy):
             ),
             gradient_bytes=tuple(numel * item for numel in numels),
             added=moved(own, 3 * item),
-            prepared=_prepared(costs, ticks, own, item, ceil(len(model.used) / ranks)),
+            prepared=_prepared(prices, own, item, ceil(len(model.used) / ranks)),
             masters=moved(own, _MASTER_BYTES + item),
-            launch_ns=ticks.host_ns(PYTHON_COLLECTIVE_S),
+            launch_ns=prices.call_ns,
             ranks=ranks,
             part=own,
             item=item,
@@ -344,16 +342,11 @@ def _after_another(*launches: Launch) -> Launch:
     return Launch(sum(each.host_ns for each in launches), sum(each.device_ns for each in launches))
 
 
-def _prepared(
-    costs: DdpCosts, ticks: Ticks, own: int, item: int, parameters: int
-) -> tuple[Launch, Launch]:
+def _prepared(prices: Prices, own: int, item: int, parameters: int) -> tuple[Launch, Launch]:
     """The norm of a part, gradient by gradient in float64; then its cast and its scaling."""
 
-    def launched(passes: Iterable[float]) -> Launch:
-        return ticks.launch(joined(costs.operator(costs.moved(size)) for size in passes))
-
     each = own / max(1, parameters)
-    norm = launched(size for _ in range(parameters) for size in (each * (item + 8), each * 8))
+    norm = (size for _ in range(parameters) for size in (each * (item + 8), each * 8))
     flat = 2 * item if parameters > 1 else 0
-    scaled = launched(own * size for size in (flat, item + _MASTER_BYTES, 2 * _MASTER_BYTES))
-    return norm, scaled
+    scaled = (own * size for size in (flat, item + _MASTER_BYTES, 2 * _MASTER_BYTES))
+    return prices.launch(map(prices.passed, norm)), prices.launch(map(prices.passed, scaled))

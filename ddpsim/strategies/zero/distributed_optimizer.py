@@ -15,7 +15,7 @@ from math import ceil, lcm
 from ddpsim.errors import InputError
 from ddpsim.result.model import HeldBytes, MemoryWalk
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import DdpCosts, Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -28,7 +28,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
 _PHASES = {
@@ -81,9 +81,7 @@ def _padded(elements: int, divisor: int) -> int:
 def optimizer_of_shards(whole: Work, ranks: int, costs: DdpCosts, count: int) -> Work:
     """A rank's 1/N of the elements, which are of 1/N of `count` parameters and some cut ones."""
     few = min(1.0, (ceil(count / ranks) + 1) / max(1, count))
-    kernels = ceil(whole.kernels * few)
-    floor_s = min(kernels * costs.device.kernel_floor_s, whole.device_s)
-    return Work(max(floor_s, whole.device_s / ranks), kernels, few * whole.host_s)
+    return costs.optimizer_part(whole, whole.device_s / ranks, few)
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ class DistributedOptimizer(Strategy):
         work: ModelWork,
         buckets: _Buckets,
         options: Options,
-        costs: DdpCosts,
-        ticks: Ticks,
+        prices: Prices,
         ranks: int,
     ) -> DistributedOptimizer:
         """A model's step; `model` and `work` as `with_forward_parts` makes them."""
@@ -134,7 +131,7 @@ class DistributedOptimizer(Strategy):
         total = sum(elements for _, elements in buckets)
 
         def moved(size_bytes: float) -> Launch:
-            return ticks.launch(costs.moved(size_bytes))
+            return prices.ticks.launch(prices.moved(size_bytes))
 
         read_and_added = [p.numel * (item + 2 * added) for p in model.parameters]
         keeps_masters = item < 4
@@ -148,7 +145,7 @@ class DistributedOptimizer(Strategy):
             scaled=tuple(moved(2 * elements * added) for _, elements in buckets),
             copied=moved(total // ranks * (4 + item)) if keeps_masters else Launch(0, 0),
             cast=moved(total // ranks * (added + _FLOAT32)) if added < _FLOAT32 else Launch(0, 0),
-            launch_ns=ticks.host_ns(PYTHON_COLLECTIVE_S),
+            launch_ns=prices.call_ns,
             ranks=ranks,
             parameter_bytes=item,
             gradient_bytes=added,

@@ -15,13 +15,14 @@ from typing import NamedTuple, TypeGuard
 
 from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as Options
 from ddpsim.scenario.workload import Optimizer
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.ticks import Launch
+from ddpsim.strategies.training_loop.around_steps import Around
 from ddpsim.strategies.zero.bucket_pieces import Assignment, Piece, assigned
-from ddpsim.workload.model import Model, Work, joined
+from ddpsim.workload.model import Model, Work
 from ddpsim.workload.optimizer import functional_work
 
 _PHASES = {
@@ -59,8 +60,7 @@ class Updates:
 
     model: Model
     optimizer: Optimizer
-    costs: DdpCosts
-    ticks: Ticks
+    prices: Prices
 
     def of(self, buckets: Sequence[Bucket], assignment: Assignment) -> tuple[_Update, ...]:
         """Of each bucket, in order."""
@@ -88,15 +88,15 @@ class Updates:
 
     def _launch(self, bucket: Bucket, piece: Piece) -> Launch:
         """The hook's Python once, and a step of each parameter."""
-        hook = self.costs.operator(Work(0.0))
+        hook = self.prices.operator(Work(0.0))
         steps = [self._step(i) for i in bucket.parameters[piece.begin : piece.end]]
-        return self.ticks.launch(joined([hook, *steps]))
+        return self.prices.launch([hook, *steps])
 
     def _step(self, parameter: int) -> Work:
         """Of one parameter: the whole optimizer's time by its bytes."""
         size_bytes = self.model.parameters[parameter].size_bytes
         device_s = size_bytes / self._optimized_bytes * self.model.optimizer.device_s
-        return functional_work(self.optimizer, device_s, self.costs.device)
+        return functional_work(self.optimizer, device_s, self.prices.device)
 
     @cached_property
     def _optimized_bytes(self) -> int:
@@ -116,8 +116,7 @@ def _largest(launches: Sequence[Launch]) -> Launch:
     return Launch(host_ns, device_ns)
 
 
-@dataclass(frozen=True)
-class Overlapping(Strategy):
+class Overlapping(Around):
     """DDP's step, in whose hooks buckets are updated and broadcast.
 
     One step behind the rebuild of the buckets; before, nothing is updated. Ranks update different
@@ -125,83 +124,69 @@ class Overlapping(Strategy):
     and each broadcast waits for its bucket's `longest` optimizer.
     """
 
-    ddp: DistributedDataParallel
-    updates: tuple[_Update, ...]
-    launch_ns: int
-    share: float
-    interleaved: bool
-    broadcast: str = "the broadcasts of updated parameters"
-    phases = _PHASES
+    warmup = Strategy.warmup
 
-    @classmethod
-    def of(
-        cls,
-        ddp: DistributedDataParallel,
-        updates: Updates,
-        options: Options,
-        ranks: int,
-    ) -> Overlapping:
+    def __init__(
+        self, ddp: DistributedDataParallel, updates: Updates, options: Options, ranks: int
+    ) -> None:
         """`ddp`: without an optimizer, and with the hook that is to be modified."""
+        super().__init__(ddp)
+        self.broadcast, self.phases = "the broadcasts of updated parameters", _PHASES
         buckets, parameters = ddp.rebuilt_buckets, updates.model.parameters
         elements = [[parameters[i].numel for i in bucket.parameters] for bucket in buckets]
         assignment = assigned(elements, ranks, shard_buckets=options.shard_buckets)
-        found = updates.of(buckets, assignment)
+        self._updates = updates.of(buckets, assignment)
         if ranks == 1:
-            found = tuple(update._replace(sent_bytes=()) for update in found)
-        launch_ns = updates.ticks.host_ns(PYTHON_COLLECTIVE_S)
-        interleaved = options.hook == "hook_with_zero_step_interleaved"
-        return cls(ddp, found, launch_ns, updates.share(buckets, assignment), interleaved)
+            self._updates = tuple(each._replace(sent_bytes=()) for each in self._updates)
+        self._launch_ns = updates.prices.call_ns
+        self._share = updates.share(buckets, assignment)
+        self._interleaved = options.hook == "hook_with_zero_step_interleaved"
 
     @property
     def kinds(self) -> int:
         """See Strategy."""
-        return self.ddp.kinds + 1
+        return self._inner.kinds + 1
 
     @cached_property
     def steady_from(self) -> int:
         """See Strategy."""
-        return (self.ddp.rebuilt_from or 0) + 1
-
-    @property
-    def rebuilt_from(self) -> int | None:
-        """See Strategy."""
-        return self.ddp.rebuilt_from
+        return (self._inner.rebuilt_from or 0) + 1
 
     def kind(self, number: int) -> int:
         """See Strategy."""
-        return self.ddp.kinds if number >= self.steady_from else self.ddp.kind(number)
+        return self._inner.kinds if number >= self.steady_from else self._inner.kind(number)
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
-        return self.ddp.buckets(self._of_ddp(kind))
+        return self._inner.buckets(self._of_ddp(kind))
 
     def _of_ddp(self, kind: int) -> int:
-        return kind if kind < self.ddp.kinds else self.ddp.kind(self.steady_from)
+        return kind if kind < self._inner.kinds else self._inner.kind(self.steady_from)
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
-        instructions = tuple(self.ddp.step(self._of_ddp(kind)))
-        if kind < self.ddp.kinds:
+        instructions = tuple(self._inner.step(self._of_ddp(kind)))
+        if kind < self._inner.kinds:
             yield from instructions
             return
-        sends = _Sends(self.updates, self.launch_ns, instructions)
+        sends = _Sends(self._updates, self._launch_ns, instructions)
         for instruction in instructions:
             if not _is_of_bucket(instruction):
                 yield instruction
-                if self.interleaved and sends.is_last_wait(instruction):
+                if self._interleaved and sends.is_last_wait(instruction):
                     yield from sends.awaited()
                 continue
-            update = self.updates[instruction.bucket]
+            update = self._updates[instruction.bucket]
             after_ns = instruction.after_ns + update.longest.device_ns
             yield instruction._replace(after_ns=after_ns)
-            if self.interleaved:
+            if self._interleaved:
                 yield from sends.in_hook(instruction.bucket)
-            elif instruction.bucket == len(self.updates) - 1:
+            elif instruction.bucket == len(self._updates) - 1:
                 yield from sends.after_all()
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy."""
-        return self.ddp.resident_bytes(model, ceil(self.share * optimizer_bytes))
+        return self._inner.resident_bytes(model, ceil(self._share * optimizer_bytes))
 
 
 class _Sends:

@@ -7,16 +7,16 @@ _broadcast_params_from_rank, _build_param_buckets), without overlap_with_ddp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapreplace
+from itertools import chain
 from math import ceil
 
 from ddpsim.errors import InputError
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, Mark
-from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Ticks
+from ddpsim.strategies.strategy import ResidentBytes
+from ddpsim.strategies.training_loop.around_steps import Around
 from ddpsim.workload.model import Model, Parameter, Work
 
 _PHASES = {"buffers": "broadcasts of parameters and buffers"}
@@ -56,76 +56,41 @@ def largest_part(model: Model, parts: _Partition, costs: DdpCosts) -> Work:
     elements = [sum(parameters[i].numel for i in part) for part in parts]
     share = max(elements) / max(1, sum(elements))
     few = max(len(part) for part in parts) / max(1, len(parameters))
-    kernels = ceil(whole.kernels * few)
-    floor_s = min(kernels * costs.device.kernel_floor_s, whole.device_s)
-    return Work(max(floor_s, share * whole.device_s), kernels, few * whole.host_s)
+    return costs.optimizer_part(whole, share * whole.device_s, few)
 
 
-@dataclass(frozen=True)
-class ZeroRedundancy(Strategy):
+class ZeroRedundancy(Around):
     """DDP's step, whose optimizer is that of a part; then each rank sends its parameters to all.
 
-    `sent_bytes`: of each parameter, in the order of the broadcasts. All are launched, then awaited.
-    `share`: what the rank with the most holds of the optimizer's state.
+    All broadcasts are launched, then awaited.
     """
 
-    ddp: DistributedDataParallel
-    sent_bytes: tuple[int, ...]
-    launch_ns: int
-    share: float
-    broadcast: str = "the broadcasts of updated parameters"
-    phases = _PHASES
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         ddp: DistributedDataParallel,
         model: Model,
         parts: _Partition,
-        ticks: Ticks,
+        launch_ns: int,
         *,
         in_one: bool = False,
-    ) -> ZeroRedundancy:
-        """`ddp`: with the optimizer of the largest part; `in_one`: broadcast of each part.
+    ) -> None:
+        """`ddp`: with the optimizer of the largest part; `in_one`: one broadcast of each part.
 
         A rank without parameters sends one value then.
         """
+        super().__init__(ddp)
+        self.broadcast, self.phases = "the broadcasts of updated parameters", _PHASES
         sizes = [[model.parameters[i].size_bytes for i in part] for part in parts]
         whole = [sum(part) for part in sizes]
-        share = max(whole) / max(1, sum(whole))
-        sent = (
-            [size or 4 for size in whole] if in_one else [size for part in sizes for size in part]
-        )
-        launch_ns = ticks.host_ns(PYTHON_COLLECTIVE_S)
-        return cls(ddp, tuple(sent) if len(parts) > 1 else (), launch_ns, share)
-
-    @property
-    def kinds(self) -> int:
-        """See Strategy."""
-        return self.ddp.kinds
-
-    @property
-    def steady_from(self) -> int | None:
-        """See Strategy."""
-        return self.ddp.steady_from
-
-    @property
-    def rebuilt_from(self) -> int | None:
-        """See Strategy."""
-        return self.ddp.rebuilt_from
-
-    def kind(self, number: int) -> int:
-        """See Strategy."""
-        return self.ddp.kind(number)
-
-    def buckets(self, kind: int) -> tuple[Bucket, ...]:
-        """See Strategy."""
-        return self.ddp.buckets(kind)
+        self._share = max(whole) / max(1, sum(whole))  # of the optimizer's state, on one rank
+        sent = [size or 4 for size in whole] if in_one else list(chain.from_iterable(sizes))
+        self._sent_bytes = sent if len(parts) > 1 else []
+        self._launch_ns = launch_ns
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
         launched = 0
-        for instruction in self.ddp.step(kind):
+        for instruction in self._inner.step(kind):
             if isinstance(instruction, Communicate):
                 launched += 1
             if isinstance(instruction, Mark) and instruction.place == "step_ends":
@@ -133,14 +98,12 @@ class ZeroRedundancy(Strategy):
             yield instruction
 
     def _send_parameters(self, launched: int) -> Iterator[Instruction]:
-        numbers = range(launched, launched + len(self.sent_bytes))
-        for number, size_bytes in zip(numbers, self.sent_bytes, strict=True):
-            yield Communicate(
-                number, self.launch_ns, "broadcast", size_bytes, cause="updated parameter"
-            )
-        for number in numbers:
+        cause = "updated parameter"
+        for number, size_bytes in enumerate(self._sent_bytes, launched):
+            yield Communicate(number, self._launch_ns, "broadcast", size_bytes, cause=cause)
+        for number, _ in enumerate(self._sent_bytes, launched):
             yield Await(number)
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy."""
-        return self.ddp.resident_bytes(model, ceil(self.share * optimizer_bytes))
+        return self._inner.resident_bytes(model, ceil(self._share * optimizer_bytes))

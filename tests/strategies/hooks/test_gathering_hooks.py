@@ -10,7 +10,7 @@ import ddpsim
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.strategy import Bucket
 from ddpsim.strategies.ticks import Ticks
@@ -51,7 +51,8 @@ def test_operators_are_those_of_torchs_hook(name: str, elements: int, ranks: int
 
     scenario = scenario_of(f"quantization_{name}")
     device = scenario.cluster.device
-    hook = GatheringHook(DdpCosts(device, scenario.ddp), Ticks(device.launch_s), ranks)
+    prices = Prices(device, scenario.ddp, ticks=Ticks(device.launch_s))
+    hook = GatheringHook(prices, ranks)
     staged = hook.staged(Bucket((0,), 4 * elements, 4 * elements), "float32")
     host_ns = sum(stage.before.host_ns + stage.after.host_ns for stage in staged.stages)
     operators = host_ns / (1e9 * (device.operator_s + device.launch_s))
