@@ -12,7 +12,7 @@ A strategy yields the instructions of a step; the engines carry them out and kno
 - `fully_shard`: parameters, gradients and optimizer sharded over the ranks (FSDP2)
 - `fsdp1`: the same by FullyShardedDataParallel, with flat parameters
 - `data_parallel`: torch.nn.DataParallel, one process for all GPUs of a machine
-- `single_device`: the model alone, with nobody to share gradients with
+- `own_loops`: loops without a wrapper: naive ones, local SGD, a parameter server, one device
 - `select`: the strategy that a scenario asks for
 
 What is imported here is what a strategy of another package needs.

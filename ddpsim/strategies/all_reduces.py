@@ -20,12 +20,6 @@ from ddpsim.strategies.instructions import Await, Communicate, Instruction, comp
 from ddpsim.strategies.strategy import Bucket
 from ddpsim.workload.model import ITEM_BYTES, Model, Work
 
-ONE_BY_ONE = {  # phases of a loop that reduces each gradient on its own
-    "backward": "backward",
-    "copy_back": "divisions after the all-reduces",
-    "all_reduce": "all-reduces of gradients, one after another",
-}
-
 _GROUPS = "ddp.bucket_groups"
 _AVERAGE, _AGAIN = -5, -6  # numbers beside those of a step's other collectives
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -15,8 +16,6 @@ from ddpsim.strategies.instructions import (
     compute_all,
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
 _PHASES = {
@@ -42,25 +41,18 @@ class DataParallel(Strategy):
     broadcast = "what GPU 0 sends"
     phases = _PHASES
 
-    def __init__(
-        self,
-        model: Model,
-        ticks: Ticks,
-        gpus: int,
-        batch: int,
-        launch_collective_s: float,
-        around: AroundOptimizer,
-    ) -> None:
-        """`batch` samples for each of `gpus` GPUs; a collective is launched in so many seconds."""
+    def __init__(self, context: StrategyContext) -> None:
+        model, ticks, scenario = context.model, context.ticks, context.scenario
+        gpus, batch = scenario.cluster.gpus_per_node, scenario.workload.batch_per_rank
         tensors = len(model.parameters) + len(model.buffers)
         self._scattered_bytes = (gpus - 1) * batch * (model.sample_bytes or 0)
         self._module_bytes = model.gradient_bytes + sum(b.size_bytes for b in model.buffers)
         self._replicate_ns = ticks.host_ns(_REPLICATE_S * tensors * gpus)
-        self._launch_ns = ticks.host_ns(launch_collective_s)
+        self._launch_ns = ticks.host_ns(context.prices.launch_collective_s)
         self._forward = ticks.launches(model.forward, threads=gpus)
         self._backward = ticks.launches(model.backward)
         self._optimizer = ticks.launch(model.optimizer)
-        self._around = around
+        self._around = context.around_optimizer
         sent_bytes = model.gradient_bytes
         self._gradients = Bucket(tuple(model.ready_order), sent_bytes, sent_bytes)
 

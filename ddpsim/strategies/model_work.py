@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -27,14 +27,14 @@ _Passes = tuple[tuple[Piece, ...], tuple[Piece, ...]]  # forward and backward
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Forward and backward of one micro-batch.
+    """Forward and backward of micro-batch `number` of a step, from 0.
 
     `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail.
     """
 
+    number: int
     forward: tuple[Piece, ...]
     backward: tuple[Piece, ...]
-    is_first: bool
     is_last: bool
 
 
@@ -102,16 +102,22 @@ class ModelWork:
         """Those of a step, in order."""
         for i in range(self.accumulation_steps):
             forward, backward = self.later if i else self.first
-            yield MicroBatch(forward, backward, i == 0, i == self.accumulation_steps - 1)
+            yield MicroBatch(i, forward, backward, i == self.accumulation_steps - 1)
 
-    def without_communication(self) -> Iterator[Instruction]:
-        """Load, forward and backward of every micro-batch."""
+    def micro_batched(
+        self, backward: Callable[[MicroBatch], Iterable[Instruction]]
+    ) -> Iterator[Instruction]:
+        """Load and forward of every micro-batch, each with a backward of the strategy's own."""
         for micro_batch in self.micro_batches:
             yield LoadBatch()
             yield from compute_all("forward", micro_batch.forward)
             if micro_batch.is_last:
                 yield Mark("backward_starts")
-            yield from compute_all("backward", micro_batch.backward)
+            yield from backward(micro_batch)
+
+    def without_communication(self) -> Iterator[Instruction]:
+        """Load, forward and backward of every micro-batch."""
+        return self.micro_batched(lambda each: compute_all("backward", each.backward))
 
     def end_of_step(self, after: Iterable[Instruction] = ()) -> Iterator[Instruction]:
         """The optimizer, what comes `after` it, and the mark that a step has ended."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.loops import PostLocalSgd as Options
-from ddpsim.strategies.all_reduces import AllReduce
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Instruction, Mark
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
@@ -30,16 +30,15 @@ class PostLocalSgd(Around):
     def __init__(
         self,
         ddp: DistributedDataParallel,
-        average: AllReduce,
         options: Options,
-        group: ProcessGroup,
+        context: StrategyContext,
     ) -> None:
-        """`group`: the ranks among which gradients are reduced, if they are."""
         super().__init__(ddp)
+        group: ProcessGroup = "node" if context.scenario.sends_in_groups else "world"
         self._reduces = options.post_local_gradient_allreduce
         own = replace(ddp.reducer, group=group, reduces=self._reduces)
         self._local = replace(ddp, reducer=own)
-        self._average = average
+        self._average = context.all_reduces.averaged()
         self._every = options.period
         self._start = max(options.start_localSGD_iter, ddp.steady_from or 0)
 

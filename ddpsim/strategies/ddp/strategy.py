@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
-from ddpsim.strategies.ddp.mixed_precision import NO_COPIES, LowCopies, as_reduced
+from ddpsim.strategies.ddp.mixed_precision import (
+    NO_COPIES,
+    LowCopies,
+    MixedPrecision,
+    as_reduced,
+    check_modules,
+)
+from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
 from ddpsim.strategies.ddp.power_sgd import check_one_bucket, in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import (
@@ -59,25 +67,21 @@ class DistributedDataParallel(Strategy):
     low: LowCopies = NO_COPIES
 
     @classmethod
-    def of(
-        cls,
-        model: Model,
-        work: ModelWork,
-        spec: Ddp,
-        prices: Prices,
-        own_factor: float = 1.0,
-        ranks: int = 1,
-    ) -> DistributedDataParallel:
-        """A model's step under some options among `ranks`; `work` is the model's own.
+    def of(cls, context: StrategyContext) -> DistributedDataParallel:
+        """A job's step under the options of `ddp`; raises InputError.
 
-        `own_factor`: DDP's hooks and copies take so many times as long as priced, but no
-        compression.
+        DDP's hooks and copies take `own_factor` times as long as priced, but no compression.
         """
+        spec, model, prices = context.scenario.ddp, context.model, context.prices
         plan = plan_buckets(model.parameters, model.ready_order, spec, model.tied)
-        own = _OwnWork(model, prices, own_factor, ranks)
+        own = _OwnWork(model, prices, context.own_factor, context.scenario.cluster.world_size)
         sent = replace(own, model=as_reduced(model, spec.mixed_precision))
         join = JoinedForward.of(spec.join, prices)
-        return cls(
+        work = context.work
+        if spec.reduced_again:
+            again = [each.again() for each in context.all_reduces.as_ready()]
+            work = work.reduced_again(again, spec.reduced_again)
+        ddp = cls(
             work,
             replace(sent.reducer(spec), in_first_hook=join.divisor),
             own.host_ns(prices.forward_hook_s * len(model.parameters)),
@@ -88,8 +92,28 @@ class DistributedDataParallel(Strategy):
             spec.no_sync,
             own.compressed(plan.initial if plan.rebuilt_at is None else plan.rebuilt, spec),
             spec.powers.start_powerSGD_iter if spec.powers else None,
+            gradients_stay=not context.scenario.workload.set_to_none,
             join=join,
         )
+        if types := spec.mixed_precision:
+            check_modules(model, types, static_graph=spec.static_graph)
+            mixed = MixedPrecision(model, types, prices)
+            return replace(ddp._with_buckets(mixed.reduced), low=mixed.copies)
+        if spec.optimizer_in_backward:
+            hook = OptimizerInHook(model, context.scenario.workload.optimizer, prices)
+            used_up = ddp._with_buckets(lambda buckets: map(hook.after, buckets))
+            return replace(used_up.without_optimizer(), drops_gradients=True)
+        return ddp
+
+    def without_optimizer(self) -> DistributedDataParallel:
+        """The same step up to its optimizer, which a hook takes."""
+        return replace(self, model=replace(self.model, optimizer=Launch(0, 0)))
+
+    def _with_buckets(
+        self, changed: Callable[[tuple[Bucket, ...]], Iterable[Bucket]]
+    ) -> DistributedDataParallel:
+        initial, rebuilt = changed(self.initial_buckets), changed(self.rebuilt_buckets)
+        return replace(self, initial_buckets=tuple(initial), rebuilt_buckets=tuple(rebuilt))
 
     @cached_property
     def kinds(self) -> int:
@@ -135,12 +159,13 @@ class DistributedDataParallel(Strategy):
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
         reducer = Reducer(self.reducer, self.buckets(kind))
-        for number, micro_batch in enumerate(self.model.micro_batches):
+        for micro_batch in self.model.micro_batches:
+            number = micro_batch.number
             if number and not self.no_sync:
                 reducer = reducer.next(self._buckets_of(kind, number))
             reduces = micro_batch.is_last or not self.no_sync
             yield LoadBatch()
-            syncs_buffers = micro_batch.is_first or not self.no_sync
+            syncs_buffers = not number or not self.no_sync
             yield from self._before_forward(reducer, syncs_buffers=syncs_buffers)
             yield from self.low.made(over_gradients=bool(number) or self.gradients_stay)
             if reduces:  # under no_sync DDP prepares for no backward (distributed.py)

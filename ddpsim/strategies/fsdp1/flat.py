@@ -15,8 +15,7 @@ from typing import NamedTuple
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.fully_shard.groups import HostTime, divisors
-from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, ShardedUnit
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, Offload, ShardedUnit
 from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
 from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import NormSum

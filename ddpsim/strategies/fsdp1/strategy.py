@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fsdp1 import Fsdp1
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.fsdp1.flat import Flat, Flats
 from ddpsim.strategies.fsdp1.step import Step
 from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, Offload
 from ddpsim.strategies.fully_shard.units import plan_units
-from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, NormSum
 from ddpsim.workload.model import Model
-
-_Around = Callable[[Model, NormSum | None], AroundOptimizer]
+from ddpsim.workload.optimizer import moved_bytes
 
 
 @dataclass(frozen=True)
@@ -27,30 +25,28 @@ class FullyShardedDataParallel(Sharded):
     reduced: str = "reduce-scatter"
 
     @classmethod
-    def of(
-        cls, model: Model, ddp: Ddp, flats: Flats, around: _Around, moved_bytes: float
-    ) -> FullyShardedDataParallel:
-        """A model's step; raises InputError for units that torch refuses.
-
-        `around`: what the loop does around the optimizer, on one rank's part of the model, with the
-        sum of norms; `moved_bytes`: by the optimizer of the whole model.
-        """
-        _refuse_norms(model, ddp.flat)
-        planned = plan_units(model, ddp.flat.units, "ddp.fsdp1.units")
+    def of(cls, context: StrategyContext) -> FullyShardedDataParallel:
+        """A job's step; raises InputError for units that torch refuses."""
+        model, ddp, spec = context.model, context.scenario.ddp, context.scenario.ddp.flat
+        _refuse_norms(model, spec)
+        mesh = DeviceMesh.of(context, is_hybrid=spec.is_hybrid)
+        flats = Flats(model, spec, context.prices, mesh, Offload.of(context))
+        moved = moved_bytes(context.scenario.workload.optimizer, model.used)
+        planned = plan_units(model, spec.units, "ddp.fsdp1.units")
         units = tuple(flats.of(unit) for unit in planned)
         first, later = passes_of(model, planned, flats.prices.ticks, flats.gradient_bytes, None)
         return cls(
             units=units,
-            spec=ddp.flat,
+            spec=spec,
             first=first,
             later=later,
-            optimizer=flats.optimizer(moved_bytes, units),
+            optimizer=flats.optimizer(moved, units),
             shard_bytes=flats.shard_bytes(planned),
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
-            around=around(flats.sharded_model(units), flats.norm_sum),
-            reduced=flats.mesh.reduced,
-            mesh=flats.mesh,
+            around=context.around_shards(flats.sharded_model(units), flats.norm_sum),
+            reduced=mesh.reduced,
+            mesh=mesh,
             offloads=flats.offload is not None,
         )
 

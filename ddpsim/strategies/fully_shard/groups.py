@@ -18,8 +18,7 @@ from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.fully_shard.dtensors import dispatch_s, on_shards
-from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, ShardedUnit
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, Offload, ShardedUnit
 from ddpsim.strategies.fully_shard.units import ROOT, Unit, dtypes_of
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.ticks import Launch

@@ -1,21 +1,28 @@
-"""The strategy of torch's `fully_shard`: ZeRO-3, or ZeRO-2 where parameters stay in the forward."""
+"""The strategy of torch's `fully_shard`: ZeRO-3, or ZeRO-2 where parameters stay in the forward.
+
+Units may cast what they hand on: MixedPrecisionPolicy's output_dtype. Source: torch 2.13
+torch/distributed/fsdp/_fully_shard/_fsdp_state.py. `_post_forward` casts a unit's outputs to
+output_dtype after its other hooks; `_pre_forward` casts the inputs of the next one back to
+param_dtype before its own (cast_forward_inputs). The backward casts their gradients in the reverse
+order. What the root's own modules take in between stays as it was cast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from ddpsim.scenario.ddp import Ddp
-from ddpsim.strategies.fully_shard.casts import handed_on, with_casts
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.fully_shard.groups import Group, Groups
+from ddpsim.strategies.fully_shard.muon import muon_apart
 from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
 from ddpsim.strategies.fully_shard.step import Step
-from ddpsim.strategies.fully_shard.unit_step import Ends
-from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
-from ddpsim.strategies.instructions import Instruction
+from ddpsim.strategies.fully_shard.unit_step import DeviceMesh, Ends, LaunchedPiece, Offload, Pass
+from ddpsim.strategies.fully_shard.units import ROOT, Piece, forward_pieces, plan_units
 from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
-from ddpsim.workload.model import Model
+from ddpsim.workload.optimizer import beside_muon, moved_bytes
 
 _WORDS = Sharded.phases | {"all_reduce": "all-reduces of gradients between nodes"}
 # where Muon's products are shared out by DTensor
@@ -43,21 +50,23 @@ class FullyShard(Sharded):
     phases: dict[str, str] = field(default_factory=lambda: _WORDS)
 
     @classmethod
-    def of(
-        cls,
-        model: Model,
-        ddp: Ddp,
-        groups: Groups,
-        around: AroundOptimizer,
-        optimizer: Launch,
-        muon: Sequence[Instruction] = (),
-    ) -> FullyShard:
-        """A model's step; raises InputError for units that torch refuses.
-
-        `around`: what the loop does around the optimizer, on shards; `optimizer`: that, on shards.
-        `muon`: its step, before that of the optimizer beside it.
-        """
-        spec = ddp.sharding
+    def of(cls, context: StrategyContext) -> FullyShard:
+        """A job's step; raises InputError for units that torch refuses."""
+        scenario, ddp = context.scenario, context.scenario.ddp
+        spec, float8 = ddp.sharding, scenario.workload.float8
+        model, matrices, muon = muon_apart(context)
+        groups = Groups(
+            model,
+            spec,
+            context.prices,
+            DeviceMesh.of(context, is_hybrid=ddp.strategy == "hsdp"),
+            Offload.of(context),
+            precomputes_scales=float8 is not None and float8.precompute_scales,
+            optimized=len(model.used) - len(matrices),
+        )
+        around = context.around_shards(groups.sharded_model, groups.norm_sum)
+        optimizer = scenario.workload.optimizer
+        moved = moved_bytes(optimizer, context.model.used)
         units = plan_units(model, spec.units)
         added = groups.accumulated if ddp.no_sync and ddp.accumulation_steps > 1 else None
         handed = handed_on(forward_pieces(model, units))
@@ -71,13 +80,13 @@ class FullyShard(Sharded):
             groups=tuple(groups.each(units)),
             first=first,
             later=later,
-            optimizer=optimizer,
+            optimizer=groups.optimizer(beside_muon(optimizer) if muon else optimizer, moved),
             shard_bytes=groups.shard_bytes,
             stays=groups.staying(len(units)),
             keeps_a_part=groups.kept_by is not None,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
-            around=around._replace(before=(*around.before, *muon)),
+            around=AroundOptimizer((*around.before, *muon), (*around.after, *groups.scales())),
             phases=_WORDS | (_WITH_MUON if muon else {}),
             shards_between=spec.reshard_after_backward,
             waits_between=not spec.set_is_last_backward,
@@ -102,3 +111,57 @@ class FullyShard(Sharded):
             all_reduces=is_last or self.all_reduces_between,
             accumulates=usual.accumulates and self.all_reduces_between,
         )
+
+
+def handed_on(pieces: Sequence[Piece]) -> dict[int, float]:
+    """Elements that each unit hands on, from the pieces of a forward.
+
+    Those of its last work; of the root the most since the last unit, as a head may have two parts.
+    """
+    found: dict[int, float] = {}
+    for piece in pieces:
+        found.update(dict.fromkeys(piece.chain[1:], piece.outputs))
+        inside = len(piece.chain) > 1
+        found[ROOT] = piece.outputs if inside else max(found.get(ROOT, 0.0), piece.outputs)
+    return found
+
+
+def with_casts(work: Pass, casts: Mapping[int, Launch], *, casts_inputs: bool) -> Pass:
+    """A pass with casts by unit: out of each unit, and into one that follows it.
+
+    `casts_inputs`: there is a type of parameters to which inputs are cast.
+    """
+
+    def cast(pieces: Sequence[LaunchedPiece]) -> list[LaunchedPiece]:
+        return _cast(pieces, casts, casts_inputs=casts_inputs)
+
+    return Pass(cast(work.forward), cast(work.backward[::-1])[::-1])
+
+
+def _cast(
+    pieces: Sequence[LaunchedPiece], casts: Mapping[int, Launch], *, casts_inputs: bool
+) -> list[LaunchedPiece]:
+    """In the order of a forward."""
+    found: list[LaunchedPiece] = []
+    for piece, following in zip(pieces, [*(each.chain for each in pieces[1:]), ()], strict=True):
+        found.append(piece)
+        found += _between(piece.chain, following, casts, casts_inputs=casts_inputs)
+    return found
+
+
+def _between(
+    chain: tuple[int, ...],
+    following: tuple[int, ...],
+    casts: Mapping[int, Launch],
+    *,
+    casts_inputs: bool,
+) -> Iterator[LaunchedPiece]:
+    """Between two pieces of work, as part of the unit that holds both."""
+    alike = takewhile(lambda both: both[0] == both[1], zip(chain, following, strict=False))
+    shared = tuple(unit for unit, _ in alike)
+    if shared == chain:
+        return
+    cast = casts[chain[len(shared)]]
+    enters = casts_inputs and bool(following) and shared != following
+    for _ in range(1 + enters if cast.device_ns else 0):
+        yield LaunchedPiece(shared or (ROOT,), cast)

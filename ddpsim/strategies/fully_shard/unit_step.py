@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
+from ddpsim.workload.model import Work
 
 
 class DeviceMesh(NamedTuple):
@@ -27,6 +29,14 @@ class DeviceMesh(NamedTuple):
     call_ns: int
     blocking: bool
 
+    @classmethod
+    def of(cls, context: StrategyContext, *, is_hybrid: bool) -> DeviceMesh:
+        """Make the mesh of a job; `is_hybrid`: each node has a copy of the model."""
+        cluster, ranks = context.scenario.cluster, context.scenario.sharding_ranks
+        replicas, blocking = cluster.world_size // ranks, cluster.device.kind == "cpu"
+        group: ProcessGroup = "node" if is_hybrid else "world"
+        return cls(ranks, group, replicas, context.prices.call_ns, blocking)
+
     @property
     def sends(self) -> bool:
         """Whether parameters are shared by more than one rank."""
@@ -36,6 +46,33 @@ class DeviceMesh(NamedTuple):
     def reduced(self) -> str:
         """What a reduction of gradients is, in words."""
         return "all-reduce" if self.replicas > 1 else "reduce-scatter"
+
+
+class Offload(NamedTuple):
+    """How fast a host copies and optimizes shards, gradients and states that it holds.
+
+    Source: torch 2.13 torch/distributed/fsdp/_fully_shard (_fsdp_param.py, all_gather_inputs: a
+    copy of each shard before its all-gather, on that stream; _fsdp_collectives.py, foreach_reduce:
+    a copy of each gradient after its reduction, on that stream).
+    """
+
+    link_bytes_per_s: float
+    optimizer_bytes_per_s: float
+    floor_s: float
+
+    @classmethod
+    def of(cls, context: StrategyContext) -> Offload | None:
+        """Tell what a job's CPUOffloadPolicy does, if there is one."""
+        policy, device = context.scenario.ddp.host_copies, context.scenario.cluster.device
+        if policy is None:
+            return None
+        link = policy.host_link_bytes_per_s or device.host_link_bytes_per_s
+        return cls(link, policy.host_optimizer_bytes_per_s, device.kernel_floor_s)
+
+    def copies(self, sizes_bytes: Iterable[int]) -> Work:
+        """Copy each shard, one after the other."""
+        each_s = [max(self.floor_s, size / self.link_bytes_per_s) for size in sizes_bytes]
+        return Work(sum(each_s), len(each_s))
 
 
 class LaunchedPiece(NamedTuple):

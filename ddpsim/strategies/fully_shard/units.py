@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.options.fully_shard import BySize, Units
-from ddpsim.strategies.fully_shard.auto_wrap import large_modules
-from ddpsim.strategies.fully_shard.blocks import block_names, names_numbers
+from ddpsim.strategies.fully_shard.blocks import block_names, large_modules, names_numbers
 from ddpsim.workload.model import Model, Parameter, Work, joined
 
 ROOT = 0

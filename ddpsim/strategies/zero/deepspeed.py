@@ -15,22 +15,22 @@ from typing import NamedTuple
 from ddpsim.cluster.transfers import Operation
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.options.deepspeed import DeepSpeed as Options
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.costs import COUNTED_S, Prices
 from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
     Instruction,
-    LoadBatch,
-    Mark,
     Piece,
     Synchronize,
     compute,
     compute_all,
 )
-from ddpsim.strategies.model_work import ModelWork
+from ddpsim.strategies.model_work import MicroBatch, ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
+from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards, same_dtype
 from ddpsim.strategies.zero.partition import Partition, Sent, bucketed
 from ddpsim.workload.model import ITEM_BYTES, Model
 
@@ -99,15 +99,12 @@ class DeepSpeed(Strategy):
     phases = _PHASES
 
     @classmethod
-    def of(
-        cls,
-        model: Model,
-        work: ModelWork,
-        options: Options,
-        prices: Prices,
-        ranks: int,
-    ) -> DeepSpeed:
-        """A model's step; `work`: with the optimizer of a rank's part."""
+    def of(cls, context: StrategyContext) -> DeepSpeed:
+        """A job's step, with the optimizer of a rank's part; raises InputError."""
+        model, options, prices = context.model, context.scenario.ddp.zero, context.prices
+        same_dtype(model, "deepspeed")
+        ranks = context.scenario.cluster.world_size
+        work = _work(context, options, ranks)
         item = ITEM_BYTES[options.params or model.parameters[0].dtype]
         numels = [parameter.numel for parameter in model.parameters]
         partition = Partition(numels, ranks)
@@ -161,24 +158,22 @@ class DeepSpeed(Strategy):
 
     def _instructions(self, doing: _Doing) -> Iterator[Instruction]:
         doing.held.add("gradients", 0)
-        for micro_batch in self.work.micro_batches:
-            yield LoadBatch()
-            yield from compute_all("forward", micro_batch.forward)
-            if micro_batch.is_last:
-                yield Mark("backward_starts")
-            doing.held.place = "the backward"
-            if self.partitions or (micro_batch.is_last and self.overlaps):
-                yield from self._hooked(micro_batch.backward, doing)
-            else:
-                yield from self._backward(
-                    micro_batch.backward, doing, adds=not micro_batch.is_first
-                )
-                if micro_batch.is_last:
-                    yield from self._reduced_after(doing)
-            if self.partitions or micro_batch.is_last:
-                yield from self._epilogue(doing, adds=self.partitions and not micro_batch.is_first)
+        yield from self.work.micro_batched(lambda each: self._of_micro_batch(each, doing))
         yield from self._prepare(doing)
         yield from self.work.end_of_step((*self._gather(doing),))
+
+    def _of_micro_batch(self, micro_batch: MicroBatch, doing: _Doing) -> Iterator[Instruction]:
+        """The backward, in whose hooks gradients are reduced or after which they are, if at all."""
+        doing.held.place = "the backward"
+        adds = micro_batch.number > 0
+        if self.partitions or (micro_batch.is_last and self.overlaps):
+            yield from self._hooked(micro_batch.backward, doing)
+        else:
+            yield from self._backward(micro_batch.backward, doing, adds=adds)
+            if micro_batch.is_last:
+                yield from self._reduced_after(doing)
+        if self.partitions or micro_batch.is_last:
+            yield from self._epilogue(doing, adds=self.partitions and adds)
 
     def _hooked(self, backward: Sequence[Piece], doing: _Doing) -> Iterator[Instruction]:
         """A gradient that does not fit into its bucket sends that first."""
@@ -325,6 +320,16 @@ class DeepSpeed(Strategy):
             most, sum(self.gradient_bytes) if not self.partitions else self.part * self.item
         )
         return ResidentBytes(whole * self.item, gradients, most - gradients, shards)
+
+
+def _work(context: StrategyContext, options: Options, ranks: int) -> ModelWork:
+    model, sent = context.model, options.params
+    shards = optimizer_of_shards(model.optimizer, ranks, context.prices, 1)
+    typed = tuple(p._replace(dtype=sent) if sent else p for p in model.parameters)
+    model = replace(model, parameters=typed, optimizer=shards)
+    work = replace(context, model=with_counting(model, options)).work
+    # stage 2 takes gradients from each micro-batch
+    return replace(work, later=work.first) if options.stage == 2 else work
 
 
 def with_counting(model: Model, options: Options) -> Model:

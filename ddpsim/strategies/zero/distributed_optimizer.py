@@ -15,7 +15,8 @@ from math import ceil, lcm
 from ddpsim.errors import InputError
 from ddpsim.result.model import HeldBytes, MemoryWalk
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
-from ddpsim.strategies.ddp.costs import DdpCosts, Prices
+from ddpsim.strategies.context import StrategyContext
+from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -29,6 +30,7 @@ from ddpsim.strategies.instructions import (
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
+from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
 _PHASES = {
@@ -116,16 +118,17 @@ class DistributedOptimizer(Strategy):
     phases = _PHASES
 
     @classmethod
-    def of(
-        cls,
-        model: Model,
-        work: ModelWork,
-        buckets: _Buckets,
-        options: Options,
-        prices: Prices,
-        ranks: int,
-    ) -> DistributedOptimizer:
-        """A model's step; `model` and `work` as `with_forward_parts` makes them."""
+    def of(cls, context: StrategyContext) -> DistributedOptimizer:
+        """A job's step; raises InputError for a model that is not modelled."""
+        ranks, options = context.scenario.cluster.world_size, context.scenario.ddp.shards
+        buckets, prices = bucketed(context.model, options, ranks), context.prices
+        model = with_forward_parts(context.model, buckets)
+        shards = tuple(p._replace(numel=ceil(p.numel / ranks)) for p in model.parameters)
+        around = context.around_shards(replace(model, parameters=shards), NormSum(reads=True))
+        part = optimizer_of_shards(model.optimizer, ranks, prices, len(model.parameters))
+        work = replace(context, model=replace(model, optimizer=part)).work
+        # gradients are added to buffers in every micro-batch, also in the first
+        work = replace(work, around=around, later=work.first)
         item = ITEM_BYTES[options.params or model.parameters[0].dtype]
         added = _BFLOAT16 if options.grad_reduce_in_bf16 else _FLOAT32
         total = sum(elements for _, elements in buckets)
@@ -159,7 +162,7 @@ class DistributedOptimizer(Strategy):
         yield compute("zero_grad", self.zeroed)
         for micro_batch in self.work.micro_batches:
             yield LoadBatch()
-            if micro_batch.is_first and self.overlaps_gather and self.ranks > 1:
+            if not micro_batch.number and self.overlaps_gather and self.ranks > 1:
                 yield from self._gathering_forward(micro_batch.forward)
             else:
                 yield from compute_all("forward", micro_batch.forward)

@@ -1,27 +1,30 @@
 """ZeroRedundancyOptimizer in DDP's hook: buckets are updated and broadcast within the backward.
 
 Source: torch 2.13's torch/distributed/optim/zero_redundancy_optimizer.py
-(_init_zero_for_overlap) and torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py.
+(_init_zero_for_overlap; which rank updates what: _get_assigned_rank,
+_bucket_assignments_per_rank) and torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from itertools import count
 from math import ceil
 from typing import NamedTuple, TypeGuard
 
+from ddpsim.errors import InputError
 from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as Options
 from ddpsim.scenario.workload import Optimizer
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop.around_steps import Around
-from ddpsim.strategies.zero.bucket_pieces import Assignment, Piece, assigned
 from ddpsim.workload.model import Model, Work
 from ddpsim.workload.optimizer import functional_work
 
@@ -29,6 +32,57 @@ _PHASES = {
     "buffers": "broadcasts of parameters and buffers",
     "comm_hook": "optimizers of buckets, in DDP's hook",
 }
+
+
+class Piece(NamedTuple):
+    """What one rank updates of a bucket: parameters from `begin` to before `end`, in its order."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+Assignment = tuple[tuple[Piece, ...], ...]
+
+
+def assigned(
+    buckets: Sequence[Sequence[int]], ranks: int, *, shard_buckets: bool = False
+) -> Assignment:
+    """The pieces of each bucket by rank; `buckets`: elements of each parameter, in their order.
+
+    Raises InputError where torch stops: a bucket would have more pieces than there are ranks.
+    """
+    if not shard_buckets:
+        return tuple((Piece(i % ranks, 0, len(bucket)),) for i, bucket in enumerate(buckets))
+    most = sum(map(sum, buckets)) / ranks
+    loads = [(0, rank) for rank in range(ranks)]  # a heap; of equal ranks the lowest comes first
+    found: list[tuple[Piece, ...]] = [()] * len(buckets)
+    for i in sorted(range(len(buckets)), key=lambda i: sum(buckets[i])):
+        cuts = _cuts(buckets[i], most)
+        if len(cuts) > ranks:
+            raise InputError(
+                "ddp.zero1.shard_buckets",
+                f"parts a bucket in {len(cuts)} among {ranks} ranks, which take one each: torch "
+                "stops in 'All indices are disallowed'; choose a smaller ddp.bucket_cap_mb",
+            )
+        taken = [heappop(loads) for _ in cuts]
+        pieces = []
+        for (begin, end), (load, rank) in zip(cuts, taken, strict=True):
+            heappush(loads, (load + sum(buckets[i][begin:end]), rank))
+            pieces.append(Piece(rank, begin, end))
+        found[i] = tuple(sorted(pieces))
+    return tuple(found)
+
+
+def _cuts(bucket: Sequence[int], most: float) -> list[tuple[int, int]]:
+    """Runs of a bucket's parameters with fewer elements than `most`, or of one parameter."""
+    begins, size = [0], 0
+    for i, numel in enumerate(bucket):
+        if size + numel >= most and i > begins[-1]:
+            begins.append(i)
+            size = 0
+        size += numel
+    return list(zip(begins, [*begins[1:], len(bucket)], strict=True))
 
 
 class _Update(NamedTuple):
@@ -126,11 +180,15 @@ class Overlapping(Around):
 
     warmup = Strategy.warmup
 
-    def __init__(
-        self, ddp: DistributedDataParallel, updates: Updates, options: Options, ranks: int
-    ) -> None:
-        """`ddp`: without an optimizer, and with the hook that is to be modified."""
+    def __init__(self, context: StrategyContext, options: Options) -> None:
+        """Put the updates around torch's allreduce_hook, unless another hook is asked for."""
+        scenario, ranks = context.scenario, context.scenario.cluster.world_size
+        if scenario.ddp.comm_hook == "none":
+            spec = scenario.ddp.model_copy(update={"comm_hook": "allreduce"})
+            context = replace(context, scenario=scenario.model_copy(update={"ddp": spec}))
+        ddp = DistributedDataParallel.of(context).without_optimizer()
         super().__init__(ddp)
+        updates = Updates(context.model, scenario.workload.optimizer, context.prices)
         self.broadcast, self.phases = "the broadcasts of updated parameters", _PHASES
         buckets, parameters = ddp.rebuilt_buckets, updates.model.parameters
         elements = [[parameters[i].numel for i in bucket.parameters] for bucket in buckets]

@@ -7,11 +7,13 @@ _broadcast_params_from_rank, _build_param_buckets), without overlap_with_ddp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heapreplace
 from itertools import chain
 from math import ceil
 
 from ddpsim.errors import InputError
+from ddpsim.strategies.context import StrategyContext
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Await, Communicate, Instruction, Mark
@@ -62,30 +64,24 @@ def largest_part(model: Model, parts: _Partition, costs: DdpCosts) -> Work:
 class ZeroRedundancy(Around):
     """DDP's step, whose optimizer is that of a part; then each rank sends its parameters to all.
 
-    All broadcasts are launched, then awaited.
+    All broadcasts, of each parameter or of each part, are launched, then awaited.
     """
 
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        model: Model,
-        parts: _Partition,
-        launch_ns: int,
-        *,
-        in_one: bool = False,
-    ) -> None:
-        """`ddp`: with the optimizer of the largest part; `in_one`: one broadcast of each part.
-
-        A rank without parameters sends one value then.
-        """
-        super().__init__(ddp)
+    def __init__(self, context: StrategyContext) -> None:
+        model, options = context.model, context.scenario.ddp.zero1
+        parts = partition(model.parameters, context.scenario.cluster.world_size)
+        optimizer = largest_part(model, parts, context.prices)
+        own = replace(context, model=replace(model, optimizer=optimizer))
+        super().__init__(DistributedDataParallel.of(own))
         self.broadcast, self.phases = "the broadcasts of updated parameters", _PHASES
         sizes = [[model.parameters[i].size_bytes for i in part] for part in parts]
         whole = [sum(part) for part in sizes]
         self._share = max(whole) / max(1, sum(whole))  # of the optimizer's state, on one rank
-        sent = [size or 4 for size in whole] if in_one else list(chain.from_iterable(sizes))
+        sent = list(chain.from_iterable(sizes))
+        if options and options.parameters_as_bucket_view:  # a rank without any sends one value
+            sent = [size or 4 for size in whole]
         self._sent_bytes = sent if len(parts) > 1 else []
-        self._launch_ns = launch_ns
+        self._launch_ns = context.prices.call_ns
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpsim.strategies.fully_shard.auto_wrap import large_modules
+from ddpsim.strategies.fully_shard.blocks import large_modules
 
 
 def test_modules_are_those_of_torchs_recursion() -> None:

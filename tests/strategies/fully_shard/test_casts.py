@@ -7,7 +7,7 @@ import pytest
 from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
-from ddpsim.strategies.fully_shard.casts import with_casts
+from ddpsim.strategies.fully_shard.strategy import with_casts
 from ddpsim.strategies.fully_shard.unit_step import LaunchedPiece, Pass
 from ddpsim.strategies.instructions import Compute
 from ddpsim.strategies.ticks import Launch

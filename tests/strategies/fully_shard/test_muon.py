@@ -10,7 +10,7 @@ from oracles.two_ranks import observed_of
 
 import ddpsim
 from ddpsim.prediction.resolve import resolve
-from ddpsim.strategies.fully_shard.newton_schulz import LocalProduct, Mesh, newton_schulz
+from ddpsim.strategies.fully_shard.muon import LocalProduct, Mesh, newton_schulz
 from ddpsim.strategies.instructions import Communicate
 
 

@@ -23,7 +23,7 @@ from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate, Synchronize
-from ddpsim.strategies.zero.bucket_pieces import assigned
+from ddpsim.strategies.zero.overlapping import assigned
 from ddpsim.workload.model import Model, Parameter, Work
 
 HOOKS = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
