@@ -57,10 +57,10 @@ class StrategyContext:
         return self._work(())
 
     def _work(self, synced: tuple[BatchNorm, ...]) -> ModelWork:
-        scenario, ticks = self.scenario, self.ticks
-        cluster, steps = scenario.cluster, scenario.ddp.accumulation_steps
-        norms = SyncedNorms(synced, cluster.world_size, cluster.device, ticks)
-        return ModelWork.of(self._trained, self.prices, steps, self.around_optimizer, norms)
+        scenario, prices = self.scenario, self.prices
+        steps = scenario.ddp.accumulation_steps
+        norms = SyncedNorms(synced, scenario.cluster.world_size, prices)
+        return ModelWork.of(self._trained, prices, steps, self.around_optimizer, norms)
 
     @property
     def _trained(self) -> Model:
@@ -78,17 +78,13 @@ class StrategyContext:
     @property
     def around_optimizer(self) -> AroundOptimizer:
         """What the training loop does before and after the optimizer."""
-        scenario = self.scenario
-        device, is_wrapped = scenario.cluster.device, scenario.ddp.strategy == "zero1"
-        return AroundOptimizer.of(
-            scenario.workload, self.model, device, self.ticks, is_wrapped=is_wrapped
-        )
+        workload, is_wrapped = self.scenario.workload, self.scenario.ddp.strategy == "zero1"
+        return AroundOptimizer.of(workload, self.model, self.prices, is_wrapped=is_wrapped)
 
     def around_shards(self, shards: Model, norm_sum: NormSum | None) -> AroundOptimizer:
         """What the loop does around the optimizer of one rank's part; the norm is of all ranks."""
-        workload, cluster = self.scenario.workload, self.scenario.cluster
-        summed = norm_sum if cluster.world_size > 1 else None
-        return AroundOptimizer.of(workload, shards, cluster.device, self.ticks, summed)
+        summed = norm_sum if self.scenario.cluster.world_size > 1 else None
+        return AroundOptimizer.of(self.scenario.workload, shards, self.prices, summed)
 
     @property
     def all_reduces(self) -> AllReduces:

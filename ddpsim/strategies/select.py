@@ -84,7 +84,7 @@ def select(context: StrategyContext) -> Strategy:
     name, gpus = strategy_name(context.scenario), context.scenario.cluster.gpus_per_node
     strategy, cluster = _built(name, context), context.scenario.cluster
     if context.scenario.copies_through_host:
-        strategy = ThroughHost(strategy, cluster.world_size, cluster.device, context.ticks)
+        strategy = ThroughHost(strategy, cluster.world_size, context.prices)
     every = context.scenario.workload.barrier_every
     if every and cluster.world_size > 1:
         strategy = EndsOfSteps(strategy, every, barrier(context.prices.call_ns))
@@ -121,15 +121,15 @@ def without_backward(context: StrategyContext) -> Strategy:
 
 def _in_loop(strategy: Strategy, context: StrategyContext, batches: int = 1) -> Strategy:
     """With what the training loop does beside it in a step, whose process loads so many batches."""
-    workload, device = context.scenario.workload, context.scenario.cluster.device
+    workload = context.scenario.workload
     if copied := workload.input_copy:
         size_bytes = batches * _input_bytes(copied, context)
-        strategy = InputCopies(strategy, copied, size_bytes, device, context.ticks)
+        strategy = InputCopies(strategy, copied, size_bytes, context.prices)
     if debug := workload.debug:
         ranks = context.scenario.cluster.world_size
-        strategy = Debugged(strategy, debug, ranks, device, context.ticks)
+        strategy = Debugged(strategy, debug, ranks, context.prices)
     if workload.read_loss_every:
-        read = read_value(device, context.ticks)
+        read = read_value(context.prices)
         strategy = EndsOfSteps(strategy, workload.read_loss_every, read)
     return strategy
 

@@ -10,13 +10,12 @@ what is launched next waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ddpsim.cluster.transfers import Operation
 from ddpsim.result.timeline import Kind
-from ddpsim.scenario.device import Device
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -27,9 +26,8 @@ from ddpsim.strategies.instructions import (
     Synchronize,
     compute,
 )
-from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import one_value_work
-from ddpsim.workload.model import BatchNorm, Work, joined
+from ddpsim.workload.model import BatchNorm, Work
 
 # of a row's passes over memory, with a ReLU behind the norm (assumed). Forward: statistics read;
 # elements and ReLU each read and write. Backward: the ReLU reads twice and writes, sums read twice;
@@ -46,28 +44,27 @@ class SyncedNorms:
 
     batch_norms: tuple[BatchNorm, ...]
     ranks: int
-    device: Device
-    ticks: Ticks
+    prices: Prices
 
     def forward(self, works: Iterable[Work]) -> tuple[Piece, ...]:
         """A forward's work, row by row; a norm's with an all-gather, and waits of the host."""
         norms = {norm.forward: norm for norm in self.batch_norms}
-        return tuple(
-            Exchange(tuple(self._gathered(norms[row], work)))
-            if row in norms
-            else self.ticks.launch(work)
-            for row, work in enumerate(works)
-        )
+        return tuple(self._pieces(works, norms, self._gathered))
 
     def backward(self, works: Iterable[Work]) -> tuple[Piece, ...]:
         """A backward's work, row by row; a norm's with an all-reduce."""
         norms = {norm.backward: norm for norm in self.batch_norms}
-        return tuple(
-            Exchange(tuple(self._reduced(norms[row], work)))
-            if row in norms
-            else self.ticks.launch(work)
-            for row, work in enumerate(works)
-        )
+        return tuple(self._pieces(works, norms, self._reduced))
+
+    def _pieces(
+        self,
+        works: Iterable[Work],
+        norms: Mapping[int, BatchNorm],
+        exchanged: Callable[[BatchNorm, Work], Iterable[Instruction]],
+    ) -> Iterator[Piece]:
+        for row, work in enumerate(works):
+            norm = norms.get(row)
+            yield Exchange((*exchanged(norm, work),)) if norm else self.prices.ticks.launch(work)
 
     def _gathered(self, norm: BatchNorm, work: Work) -> Iterator[Instruction]:
         kernels = work.kernels // 2  # the count of batches, and the statistics
@@ -89,9 +86,8 @@ class SyncedNorms:
     def _exchanged(
         self, norm: BatchNorm, operation: Operation, size_bytes: int
     ) -> Iterator[Instruction]:
-        host_ns = self.ticks.host_ns(PYTHON_COLLECTIVE_S)
         cause = f"sync_batch_norm of {norm.name}"
-        yield Communicate(_NUMBER, host_ns, operation, size_bytes, cause=cause)
+        yield Communicate(_NUMBER, self.prices.call_ns, operation, size_bytes, cause=cause)
         yield Await(_NUMBER)
 
     def _selected(self) -> Iterator[Instruction]:
@@ -99,21 +95,21 @@ class SyncedNorms:
 
         Source: ATen/native/cuda/Nonzero.cu (memcpy_and_sync).
         """
-        one = one_value_work(self.device)
+        one = one_value_work(self.prices.device)
         yield self._compute("forward", one, one._replace(host_s=0.0))
         yield Synchronize()
         yield self._compute("forward", *2 * [one._replace(host_s=0.0)])
 
     def _compute(self, kind: Kind, *works: Work) -> Compute:
-        return compute(kind, self.ticks.launch(joined(works)))
+        return compute(kind, self.prices.launch(works))
 
     def _values(self, count: int) -> list[Work]:
-        return count * [one_value_work(self.device)]
+        return count * [one_value_work(self.prices.device)]
 
     @property
     def _another_operator(self) -> Work:
         """A plain batch norm has one for statistics and elements; its time is in the row's."""
-        return one_value_work(self.device)._replace(device_s=0.0)
+        return one_value_work(self.prices.device)._replace(device_s=0.0)
 
 
 def _split(work: Work, share: float, kernels: int) -> tuple[Work, Work]:

@@ -16,12 +16,10 @@ from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
-    Compute,
     Instruction,
     Synchronize,
-    compute,
 )
-from ddpsim.workload.gradient_passes import one_value_work
+from ddpsim.strategies.training_loop.around_optimizer import read_value
 
 _FLOAT_BYTES, _INTEGER_BYTES = 4, 8
 _HAS_INPUTS, _COMMON_RANK, _REDUCES = -2, -3, -4  # numbers beside those of the reducer
@@ -47,9 +45,8 @@ class JoinedForward(NamedTuple):
         """What a job's options ask for."""
         if join is None:
             return cls()
-        value = compute("item", prices.ticks.launch(one_value_work(prices.device)))
-        sends = _Sends(value, prices.call_ns)
-        read = (value, Synchronize())
+        read = read_value(prices)
+        sends = _Sends(read[0], prices.call_ns)
         divisor = () if join.divide_by_initial_world_size else (Await(_HAS_INPUTS), *read)
         rank = sends.launched(_COMMON_RANK, _INTEGER_BYTES, "join: rank with buffers")
         return cls(
@@ -69,7 +66,7 @@ NOT_JOINED = JoinedForward()
 class _Sends(NamedTuple):
     """All-reduces of one element, which an operator fills first."""
 
-    value: Compute
+    value: Instruction
     launch_ns: int
 
     def launched(self, number: int, size_bytes: int, cause: str) -> tuple[Instruction, ...]:

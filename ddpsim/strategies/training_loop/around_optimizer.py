@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.result.timeline import Kind
-from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -19,7 +18,6 @@ from ddpsim.strategies.instructions import (
     Synchronize,
     compute,
 )
-from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import (
     clipping_work,
     norm_work,
@@ -55,8 +53,7 @@ class AroundOptimizer(NamedTuple):
         cls,
         workload: Workload,
         model: Model,
-        device: Device,
-        ticks: Ticks,
+        prices: Prices,
         norm_sum: NormSum | None = None,
         *,
         is_wrapped: bool = False,
@@ -65,7 +62,7 @@ class AroundOptimizer(NamedTuple):
 
         `is_wrapped`: GradScaler does not see whether the optimizer is fused.
         """
-        loop = _Loop(workload, model, device, ticks, norm_sum, is_wrapped)
+        loop = _Loop(workload, model, prices, norm_sum, is_wrapped)
         before = (*loop.unscaled(), *loop.clipped(), *loop.flagged(), *loop.read())
         return cls(before, (*loop.read(), *loop.updated(), *loop.zeroed()))
 
@@ -76,15 +73,14 @@ class _Loop:
 
     workload: Workload
     model: Model
-    device: Device
-    ticks: Ticks
+    prices: Prices
     norm_sum: NormSum | None = None
     is_wrapped: bool = False
 
     def unscaled(self) -> Iterator[Instruction]:
         """GradScaler.unscale_."""
         if self.workload.scales_loss:
-            yield from self._compute("unscale", unscaling_work(self.model.used, self.device))
+            yield from self._compute("unscale", unscaling_work(self.model.used, self.prices.device))
 
     def clipped(self) -> Iterator[Instruction]:
         """clip_grad_norm_, whose host may wait for the norm before anything is scaled."""
@@ -92,17 +88,16 @@ class _Loop:
         if options is None:
             return
         used, checks = self.model.used, options.error_if_nonfinite
-        yield from self._compute("clip", norm_work(used, self.device, checks=checks))
+        yield from self._compute("clip", norm_work(used, self.prices.device, checks=checks))
         if self.norm_sum:
             yield from self._summed(self.norm_sum)
         if checks or (self.norm_sum and self.norm_sum.reads):
-            yield from read_value(self.device, self.ticks)
-        yield from self._compute("clip", clipping_work(used, self.device))
+            yield from read_value(self.prices)
+        yield from self._compute("clip", clipping_work(used, self.prices.device))
 
     def _summed(self, norm_sum: NormSum) -> Iterator[Instruction]:
-        yield Compute("clip", self.ticks.host_ns(norm_sum.host_s), 0)
-        host_ns, cause = self.ticks.host_ns(PYTHON_COLLECTIVE_S), "the norm of gradients"
-        group = norm_sum.group
+        yield Compute("clip", self.prices.ticks.host_ns(norm_sum.host_s), 0)
+        host_ns, cause, group = self.prices.call_ns, "the norm of gradients", norm_sum.group
         yield Communicate(_NORM, host_ns, "all_reduce", 4, cause=cause, group=group)
         yield Await(_NORM)
 
@@ -116,33 +111,33 @@ class _Loop:
         if not self.workload.scales_loss:
             return
         if self.is_wrapped or not self.workload.optimizer.fused:
-            yield from read_value(self.device, self.ticks)
+            yield from read_value(self.prices)
         elif self.workload.clip_grad_norm:
-            yield from self._compute("unscale", one_value_work(self.device))
+            yield from self._compute("unscale", one_value_work(self.prices.device))
 
     def read(self) -> Iterator[Instruction]:
         """Adafactor's host waits for norms of each parameter: from the first to the last."""
-        if self.workload.optimizer.name == "adafactor" and self.device.kind == "gpu":
+        if self.workload.optimizer.name == "adafactor" and self.prices.device.kind == "gpu":
             yield Synchronize()
 
     def updated(self) -> Iterator[Instruction]:
         """GradScaler.update."""
         if self.workload.scales_loss:
-            yield from self._compute("unscale", one_value_work(self.device))
+            yield from self._compute("unscale", one_value_work(self.prices.device))
 
     def zeroed(self) -> Iterator[Instruction]:
         """Optimizer.zero_grad, unless it drops the gradients."""
         if not self.workload.set_to_none:
             fused = self.workload.optimizer.fused
             yield from self._compute(
-                "zero_grad", zeroing_work(self.model.used, self.device, fused=fused)
+                "zero_grad", zeroing_work(self.model.used, self.prices.device, fused=fused)
             )
 
     def _compute(self, kind: Kind, work: Work) -> Iterator[Instruction]:
         if self.workload.step_time is None:
-            yield compute(kind, self.ticks.launch(work))
+            yield compute(kind, self.prices.ticks.launch(work))
 
 
-def read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
+def read_value(prices: Prices) -> tuple[Instruction, ...]:
     """`.item()`: a copy to the host, which waits for all that was launched before."""
-    return compute("item", ticks.launch(one_value_work(device))), Synchronize()
+    return compute("item", prices.ticks.launch(one_value_work(prices.device))), Synchronize()

@@ -9,6 +9,7 @@ from math import lcm
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.training_loop import DebugSettings, InputCopy
+from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -20,7 +21,6 @@ from ddpsim.strategies.instructions import (
     compute,
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
-from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import one_value_work
 from ddpsim.workload.model import Model, Work, joined
 
@@ -140,13 +140,14 @@ class InputCopies(Around):
     """
 
     def __init__(
-        self, inner: Strategy, options: InputCopy, size_bytes: int, device: Device, ticks: Ticks
+        self, inner: Strategy, options: InputCopy, size_bytes: int, prices: Prices
     ) -> None:
         super().__init__(inner)
+        device = prices.device
         rate = input_rate(options, device)
         staged_s = 0.0 if options.pinned else size_bytes / STAGED_BYTES_PER_S
         copied_s = max(device.kernel_floor_s, size_bytes / rate)
-        copied = ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
+        copied = prices.ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
         waits = () if options.non_blocking else (Synchronize(),)
         self._copied: tuple[Instruction, ...] = (compute("input_copy", copied), *waits)
 
@@ -218,12 +219,11 @@ class ThroughHost(Around):
     for the copy.
     """
 
-    def __init__(self, inner: Strategy, ranks: int, device: Device, ticks: Ticks) -> None:
+    def __init__(self, inner: Strategy, ranks: int, prices: Prices) -> None:
         super().__init__(inner)
         self.phases = {**inner.phases, "comm_hook": "gloo's copies from the host back to the GPU"}
         self._ranks = ranks
-        self._device = device
-        self._ticks = ticks
+        self._device, self._ticks = prices.device, prices.ticks
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
@@ -267,14 +267,14 @@ class Debugged(Around):
     """
 
     def __init__(
-        self, inner: Strategy, settings: DebugSettings, ranks: int, device: Device, ticks: Ticks
+        self, inner: Strategy, settings: DebugSettings, ranks: int, prices: Prices
     ) -> None:
         super().__init__(inner)
-        self._device, self._ticks = device, ticks
+        self._device, self._ticks = prices.device, prices.ticks
         self._watches = settings.detect_anomaly
-        self._before_collective_ns = ticks.host_ns(settings.nccl_line_s or 0.0)
+        self._before_collective_ns = self._ticks.host_ns(settings.nccl_line_s or 0.0)
         if settings.distributed_detail and ranks > 1:
-            self._before_collective_ns += ticks.host_ns(_fingerprint_s(ranks))
+            self._before_collective_ns += self._ticks.host_ns(_fingerprint_s(ranks))
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
