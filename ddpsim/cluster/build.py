@@ -16,7 +16,6 @@ from ddpsim.cluster.cost import (
     ScheduledCost,
     SingleRankCost,
 )
-from ddpsim.cluster.derived import OF_GLOO, OF_NCCL_LOG, OF_NCCL_PROFILE, of_sent, with_derived
 from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.layouts import joined, with_replicas
@@ -32,7 +31,16 @@ from ddpsim.cluster.logs import (
 )
 from ddpsim.cluster.mesh import Sent, with_groups
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
+from ddpsim.cluster.network import (
+    NO_TRAFFIC,
+    OF_GLOO,
+    OF_NCCL_LOG,
+    OF_NCCL_PROFILE,
+    Network,
+    Traffic,
+    of_sent,
+    with_derived,
+)
 from ddpsim.cluster.transfers import SHARDED, Operation, duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError

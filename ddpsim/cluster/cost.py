@@ -25,6 +25,8 @@ from ddpsim.errors import InputError
 from ddpsim.units import format_bytes, to_ns
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ddpsim.importers.all_reduce import AllReduceLog
 
 _LATENCY_BYTES = 1024  # up to here an all-reduce takes its latency (assumed)
@@ -63,6 +65,36 @@ class CollectiveCost(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class StretchedCost:
+    """A cost model whose times are all `time_factor` times as long, as on another network."""
+
+    time_factor: float = 1.0
+
+    def stretched(self, factor: float) -> Self:
+        """See CollectiveCost."""
+        return replace(self, time_factor=self.time_factor * factor)
+
+    def _ns(self, seconds: float) -> int:
+        return to_ns(float(seconds) * self.time_factor)
+
+
+@dataclass(frozen=True)
+class ChangedCost:
+    """Another cost model, whose transfers are changed."""
+
+    cost: CollectiveCost
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """See CollectiveCost."""
+        return self.cost.operations
+
+    def stretched(self, factor: float) -> Self:
+        """See CollectiveCost."""
+        return replace(self, cost=self.cost.stretched(factor))
+
+
 @dataclass(frozen=True)
 class SingleRankCost:
     """One rank sends nothing: in place, NCCL launches no kernel (nccl src/enqueue.cc)."""
@@ -79,7 +111,7 @@ class SingleRankCost:
 
 
 @dataclass(frozen=True)
-class LinkCost:
+class LinkCost(StretchedCost):
     """Ring collectives over links of latency and bandwidth, `links[r]` leading to rank r.
 
     `links` are one period of the ring (a node, where all nodes are alike), which goes on for all
@@ -92,13 +124,11 @@ class LinkCost:
     Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it). A reduce
     is that backwards.
     Assumes: one ring, full-duplex links that nobody else uses.
-    `time_factor` stretches every time, to ask what another network would do.
     """
 
     operations = REPLICATED | SHARDED
     links: tuple[Link, ...]
     ranks: int | None = None
-    time_factor: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
@@ -114,18 +144,11 @@ class LinkCost:
         turns = TURNS[operation]
         return RingTransfer(turns * (ranks - 1), busy_ns, latency_ns, turns=turns)
 
-    def stretched(self, factor: float) -> LinkCost:
-        """See CollectiveCost."""
-        return replace(self, time_factor=self.time_factor * factor)
-
     def _hop_ns(self, link: Link, size_bytes: int) -> tuple[int, int]:
         """How long a message keeps a link busy, and what it takes to arrive beyond that."""
         busy_ns = self._ns(size_bytes / link.bandwidth_bytes_per_s)
         taken_ns = self._ns(link.latency_s + size_bytes / link.bandwidth_bytes_per_s)
         return busy_ns, taken_ns - busy_ns
-
-    def _ns(self, seconds: float) -> int:
-        return to_ns(seconds * self.time_factor)
 
 
 @dataclass(frozen=True)
@@ -191,7 +214,7 @@ class ScheduledCost:
 
 
 @dataclass(frozen=True)
-class AllReduceLogCost:
+class AllReduceLogCost(StretchedCost):
     """All-reduce times read from a log, interpolated in the logarithms of size and time.
 
     Messages of a few bytes take as long as the smallest of a log that begins with such.
@@ -211,7 +234,6 @@ class AllReduceLogCost:
     log: AllReduceLog
     beyond: CollectiveCost | None = None
     extrapolate: bool = False
-    time_factor: float = 1.0
     parts: tuple[tuple[Operation, float | None], ...] = ()
     chosen: CollectiveCost | None = None
 
@@ -229,7 +251,7 @@ class AllReduceLogCost:
         if operation in _ONE_WAY:
             size_bytes = max(size_bytes, self.log.samples[0][0])
         time_s = (part or 0.0) * self._all_reduce_s(size_bytes)
-        return WholeTransfer(0, to_ns(time_s * self.time_factor))
+        return WholeTransfer(0, self._ns(time_s))
 
     def _part(self, operation: Operation, size_bytes: int) -> float | None:
         """What of an all-reduce's time an operation takes; None: that is not told."""
@@ -246,7 +268,7 @@ class AllReduceLogCost:
     def stretched(self, factor: float) -> AllReduceLogCost:
         """See CollectiveCost."""
         beyond = self.beyond.stretched(factor) if self.beyond else None
-        return replace(self, beyond=beyond, time_factor=self.time_factor * factor)
+        return replace(super().stretched(factor), beyond=beyond)
 
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples

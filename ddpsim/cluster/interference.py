@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.cost import ChangedCost
 from ddpsim.cluster.transfers import (
     LEAST_KEPT,
     TURNS,
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InterferingCost:
+class InterferingCost(ChangedCost):
     """A cost model whose transfers and compute slow each other down.
 
     `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` tells which, by the
@@ -57,7 +57,6 @@ class InterferingCost:
     count by the bytes that a rank sends.
     """
 
-    cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
     kept: tuple[Kept, ...] = ()
@@ -72,11 +71,6 @@ class InterferingCost:
     _known: dict[tuple[Operation, int], Transfer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """See CollectiveCost."""
-        return self.cost.operations
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
@@ -102,10 +96,6 @@ class InterferingCost:
             kept.spread * power * single.share ** (power - 1),  # of a share to that power
         )
         return replace(transfer, interference=suffered)
-
-    def stretched(self, factor: float) -> InterferingCost:
-        """See CollectiveCost."""
-        return replace(self, cost=self.cost.stretched(factor))
 
     def stronger(self, factor: float, power: float) -> InterferingCost:
         """The same with the factors so many times as far above 1, and another power for a model."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ddpsim.cluster.cost import CollectiveCost, SingleRankCost, interpolated_s
+from ddpsim.cluster.cost import CollectiveCost, SingleRankCost, StretchedCost, interpolated_s
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
@@ -16,7 +16,7 @@ from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_bytes, to_ns
+from ddpsim.units import format_bytes
 
 if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
@@ -119,7 +119,7 @@ def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ShardLogCost:
+class ShardLogCost(StretchedCost):
     """Reduce-scatters or all-gathers of the sizes in a log of them; all else as `others` has it.
 
     Interpolated in the logarithms of size and time. Outside of its sizes `others` answers, and
@@ -129,7 +129,6 @@ class ShardLogCost:
     operation: Operation
     log: AllReduceLog
     others: CollectiveCost
-    time_factor: float = 1.0
 
     @property
     def operations(self) -> frozenset[Operation]:
@@ -139,8 +138,7 @@ class ShardLogCost:
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         if self.covers(operation, size_bytes):
-            time_s = interpolated_s(self.log.samples, size_bytes)
-            return WholeTransfer(0, to_ns(time_s * self.time_factor))
+            return WholeTransfer(0, self._ns(interpolated_s(self.log.samples, size_bytes)))
         if operation in self.others.operations:
             return self.others.transfer(operation, size_bytes)
         raise InputError(
@@ -152,8 +150,7 @@ class ShardLogCost:
 
     def stretched(self, factor: float) -> ShardLogCost:
         """See CollectiveCost."""
-        others = self.others.stretched(factor)
-        return replace(self, others=others, time_factor=self.time_factor * factor)
+        return replace(super().stretched(factor), others=self.others.stretched(factor))
 
     def covers(self, operation: Operation, size_bytes: int) -> bool:
         """Whether such a message lies within the measured ones."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
+from ddpsim.cluster.cost import (
+    AllReduceLogCost,
+    ChangedCost,
+    CollectiveCost,
+    LinkCost,
+    ScheduledCost,
+)
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.logs import ShardLogCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import GroupedCost
-from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
 
 
@@ -44,7 +49,7 @@ def _widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
     if isinstance(cost, LinkCost):
         return replace(cost, links=tuple(link.widened(factor) for link in cost.links))
     if isinstance(cost, (NcclCost, ScheduledCost)):
-        return replace(cost, paths=_paths(cost.paths, factor))
+        return replace(cost, paths=cost.paths.changed(lambda link: link.widened(factor)))
     if isinstance(cost, (AllReduceLogCost, ShardLogCost)):
         return None
     return _Widened(cost, factor)
@@ -61,24 +66,11 @@ def waits_for_latency(network: Network, operation: Operation, size_bytes: int) -
     return quicker_ns < wider_ns
 
 
-def _paths(paths: Paths, factor: float) -> Paths:
-    intra, inter, switch = (
-        link and link.widened(factor) for link in (paths.intra, paths.inter, paths.switch)
-    )
-    return replace(paths, intra=intra, inter=inter, switch=switch)
-
-
 @dataclass(frozen=True)
-class _Widened:
+class _Widened(ChangedCost):
     """A model that says itself what is latency."""
 
-    cost: CollectiveCost
     factor: float
-
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """See CollectiveCost."""
-        return self.cost.operations
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
@@ -86,7 +78,3 @@ class _Widened:
         if not isinstance(transfer, WholeTransfer):
             return transfer
         return replace(transfer, transfer_ns=round(transfer.transfer_ns / self.factor))
-
-    def stretched(self, factor: float) -> _Widened:
-        """See CollectiveCost."""
-        return replace(self, cost=self.cost.stretched(factor))

@@ -21,9 +21,8 @@ from calibrate.validate.report import Case
 from calibrate.validate.validate import validate
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.cost import AllReduceLogCost
-from ddpsim.cluster.derived import OF_GLOO, OF_NCCL_LOG, OF_NCCL_PROFILE
 from ddpsim.cluster.fitted.network import network_from_profile
-from ddpsim.cluster.network import Derived
+from ddpsim.cluster.network import OF_GLOO, OF_NCCL_LOG, OF_NCCL_PROFILE, Derived
 from ddpsim.cluster.transfers import SHARDED as HALVES
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.importers.all_reduce import AllReduceLog

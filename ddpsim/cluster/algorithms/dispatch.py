@@ -1,6 +1,6 @@
 """Algorithms of collectives: messages over links, a closed form of their time, and their volume.
 
-n ranks, M bytes. What each does: `rings`, `trees` and `exchanges` beside this file.
+n ranks, M bytes. What each does: `rings`, `trees` and `direct` beside this file.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from ddpsim.cluster.algorithms import pipeline
 from ddpsim.cluster.algorithms.direct import (
     direct_ends_ns,
     direct_ns,
@@ -35,17 +36,7 @@ from ddpsim.cluster.algorithms.rings import (
     ring_schedule,
 )
 from ddpsim.cluster.algorithms.schedule import Schedule
-from ddpsim.cluster.algorithms.trees import (
-    gather_ends_ns,
-    gather_ns,
-    gather_schedule,
-    nvls_ends_ns,
-    nvls_ns,
-    nvls_schedule,
-    tree_ends_ns,
-    tree_ns,
-    tree_schedule,
-)
+from ddpsim.cluster.algorithms.trees import both_switched, both_trees, gathering
 from ddpsim.cluster.topology.paths import Paths
 
 if TYPE_CHECKING:
@@ -66,6 +57,22 @@ class Algorithm:
     closed_form_ns: Callable[[Paths, int], int]
     sent_bytes: Callable[[Paths, int], float]
     ends_ns: Callable[[Paths, int, Ticks], Ticks] | None = None
+
+
+class _Pipelines(Protocol):
+    """Makes the pipelines of a collective; `alike`: for ranks that join at once."""
+
+    def __call__(self, paths: Paths, *, alike: bool = False) -> tuple[pipeline.Pipeline, ...]: ...
+
+
+def _piped(pipelines: _Pipelines, sent_bytes: Callable[[Paths, int], float]) -> Algorithm:
+    """An algorithm whose pipelines carry equal parts of the bytes, side by side."""
+    return Algorithm(
+        lambda paths, size: pipeline.side_by_side(pipelines(paths), paths, size),
+        lambda paths, size: pipeline.duration_ns(pipelines(paths, alike=True), paths, size),
+        sent_bytes,
+        lambda paths, size, joined: pipeline.ends_ns(pipelines(paths), paths, size, joined),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -129,7 +136,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gloo_all_gather": Algorithm(
         gloo_all_gather_schedule, gloo_all_gather_ns, _to_one, gloo_all_gather_ends_ns
     ),
-    "tree": Algorithm(tree_schedule, tree_ns, _around, tree_ends_ns),
+    "tree": _piped(both_trees, _around),
     "halving_doubling": Algorithm(
         halving_doubling_schedule, halving_doubling_ns, _folded, halving_doubling_ends_ns
     ),
@@ -149,7 +156,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         partial(hierarchical_ends_ns, scatters=False),
     ),
     "direct": Algorithm(direct_schedule, direct_ns, _around, direct_ends_ns),
-    "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_ends_ns),
-    "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_ends_ns),
+    "gather": _piped(gathering, _to_one),
+    "nvls": _piped(both_switched, _once),
     "parameter_server": Algorithm(server_schedule, server_ns, _once, server_ends_ns),
 }

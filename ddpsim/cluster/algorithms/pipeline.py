@@ -116,18 +116,11 @@ class Pipeline:
         """When the last chunk has come over the last edge, if all join at once over usual links."""
         return max(self._ways_of_edges_ns(paths, size_bytes, frozenset()))
 
-    def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-        """When the last chunk has come over the last edge: [..., ranks] to [...].
-
-        Each chunk's times are the latest of sums, so that what a rank's joining adds to is the same
-        whenever it joins (`ways_ns`).
-        """
-        return _latest_ns(joined_ns, self.ways_ns(paths, size_bytes))
-
     def ways_ns(self, paths: Paths, size_bytes: int) -> Ticks:
         """From the joining of each rank to the end of what waits for it, [ranks]: the longest way.
 
-        A rank that no edge touches has none, -inf.
+        Each chunk's times are the latest of sums, so that what a rank's joining adds to is the same
+        whenever it joins. A rank that no edge touches has none, -inf.
         """
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
@@ -276,8 +269,8 @@ class Chunks(NamedTuple):
 def ends_ns(
     pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int, joined_ns: Ticks
 ) -> Ticks:
-    """When the last of two pipelines ends, each with half of the bytes."""
-    return _latest_ns(joined_ns, _ways_ns(pipelines, paths, ceil(size_bytes / 2)))
+    """When the last of several pipelines ends, each with an equal part of the bytes."""
+    return _latest_ns(joined_ns, _ways_ns(pipelines, paths, ceil(size_bytes / len(pipelines))))
 
 
 @lru_cache(maxsize=16)
@@ -296,10 +289,12 @@ def _latest_ns(joined_ns: Ticks, ways_ns: Ticks) -> Ticks:
 
 
 def side_by_side(pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int) -> Schedule:
-    """Two pipelines, each carrying half of the bytes."""
-    half = ceil(size_bytes / 2)
-    first, second = (pipeline.schedule(paths, half).messages for pipeline in pipelines)
-    return Schedule(paths.ranks, (*first, *(_moved(message, len(first)) for message in second)))
+    """The messages of several pipelines, each with an equal part of the bytes."""
+    part_bytes, messages = ceil(size_bytes / len(pipelines)), list[Message]()
+    for pipeline in pipelines:
+        places = len(messages)
+        messages += [_moved(each, places) for each in pipeline.schedule(paths, part_bytes).messages]
+    return Schedule(paths.ranks, tuple(messages))
 
 
 def _moved(message: Message, places: int) -> Message:
@@ -311,9 +306,9 @@ def _moved(message: Message, places: int) -> Message:
 
 
 def duration_ns(pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int) -> int:
-    """How long both take if all join at once over usual links, each with half of the bytes."""
-    half = ceil(size_bytes / 2)
-    return max(pipeline.duration_ns(paths, half) for pipeline in _distinct(pipelines))
+    """How long all take if ranks join at once over usual links, each with its part of the bytes."""
+    part_bytes = ceil(size_bytes / len(pipelines))
+    return max(pipeline.duration_ns(paths, part_bytes) for pipeline in _distinct(pipelines))
 
 
 @lru_cache(maxsize=64)

@@ -8,61 +8,22 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.pipeline import (
     AlikePipeline,
     Pipeline,
-    duration_ns,
-    ends_ns,
-    side_by_side,
 )
-from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.paths import Ends, Link, Paths, part
 from ddpsim.scenario.base import ranks_by_node
 
-if TYPE_CHECKING:
-    from ddpsim.cluster.algorithms.max_plus import Ticks
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ddpsim.cluster.algorithms.max_plus import Ticks
-
-
-def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """Sums flow up to the root and the result down, half of the bytes in each of two trees.
-
-    In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
-    """
-    return side_by_side(_both_trees(paths), paths, size_bytes)
-
-
-def tree_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return ends_ns(_both_trees(paths), paths, size_bytes, joined_ns)
-
-
-def tree_ns(paths: Paths, size_bytes: int) -> int:
-    """About 2 log2(n) a + 2 M b: the longest route, chains included."""
-    return duration_ns(_both_trees(paths, alike=True), paths, size_bytes)
-
-
-def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
+def gathering(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:  # noqa: ARG001
     """A reduction to GPU 0 of one node: a chain of all GPUs, each adding its own on the way.
 
-    Backwards it is GPU 0's broadcast, which takes as long.
+    Backwards it is GPU 0's broadcast, which takes as long: (n-1) a + M b, and the first chunk's
+    way.
     """
-    return _gathering(paths.ranks).schedule(paths, size_bytes)
-
-
-def gather_ns(paths: Paths, size_bytes: int) -> int:
-    """(n-1) a + M b, and the first chunk's way."""
-    return _gathering(paths.ranks).duration_ns(paths, size_bytes)
-
-
-def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return _gathering(paths.ranks).ends_ns(paths, size_bytes, joined_ns)
+    return (_gathering(paths.ranks),)
 
 
 @lru_cache(maxsize=16)
@@ -73,7 +34,13 @@ def _gathering(ranks: int) -> Pipeline:
     return pipe
 
 
-def _both_trees(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
+def both_trees(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
+    """Sums flow up to the root and the result down, half of the bytes in each of two trees.
+
+    In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
+    About 2 log2(n) a + 2 M b: the longest route, chains included. `alike`: ranks join at once over
+    usual links, so that one node's chain stands for all.
+    """
     nodes = paths.nodes, paths.gpus_per_node, paths.smaller
     return tuple(_tree(*nodes, tree, alike=alike) for tree in (0, 1))
 
@@ -115,28 +82,15 @@ def _chain(paths: Paths, ends: Ends | None = None) -> Link:
     return replace(part(paths.within(ends), 2 / hops), flows=2 * hops)
 
 
-def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
+def both_switched(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
     """GPUs send to their node's switch, which sums and sends back.
 
-    Over several nodes the sums go up and down two trees of nodes (NVLS tree).
+    Over several nodes the sums go up and down two trees of nodes (NVLS tree). About a + M b on one
+    node: to the switch and back. `alike`: GPUs join at once over usual links, so that one stands
+    for all of a node.
     """
-    return side_by_side(_both_switched(paths), paths, size_bytes)
-
-
-def nvls_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return ends_ns(_both_switched(paths), paths, size_bytes, joined_ns)
-
-
-def nvls_ns(paths: Paths, size_bytes: int) -> int:
-    """About a + M b on one node: to the switch and back, and the trees between."""
-    one_gpu = replace(paths, gpus_per_node=1)
-    return duration_ns(_both_switched(one_gpu, alike=True), paths, size_bytes)
-
-
-def _both_switched(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
-    nodes = paths.nodes, paths.gpus_per_node
-    return tuple(_switched(*nodes, tree, alike=alike) for tree in (0, 1))
+    gpus = 1 if alike else paths.gpus_per_node
+    return tuple(_switched(paths.nodes, gpus, tree, alike=alike) for tree in (0, 1))
 
 
 @lru_cache(maxsize=16)

@@ -7,14 +7,14 @@ gloo's formulas are in `ddpsim.cluster.fitted.gloo`; NCCL's model is an ensemble
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ddpsim.cluster.cost import StretchedCost
 from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer
 from ddpsim.importers.profiles.cluster import GlooRing
 from ddpsim.importers.profiles.nccl import NcclModel
-from ddpsim.units import to_ns
 
 AllReduceModel = NcclModel | GlooRing
 
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FittedCost:
+class FittedCost(StretchedCost):
     """A profile's times for one layout; a CollectiveCost.
 
     NCCL's collectives are those of the model's ensemble. gloo's others follow from its all-reduce:
@@ -49,7 +49,6 @@ class FittedCost:
     nodes: int
     gpus_per_node: int
     line_rate: float | None = None
-    time_factor: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost."""
@@ -61,13 +60,6 @@ class FittedCost:
         latency_s, transfer_s = gloo_parts(operation, self.model, Columns.of([point]))
         burst_ns = self._ns(_burst_s(self.model, self.line_rate))
         return WholeTransfer(self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=burst_ns)
-
-    def stretched(self, factor: float) -> FittedCost:
-        """See CollectiveCost."""
-        return replace(self, time_factor=self.time_factor * factor)
-
-    def _ns(self, seconds: float) -> int:
-        return to_ns(float(seconds) * self.time_factor)
 
 
 def collective_times_s(

@@ -14,7 +14,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
-from ddpsim.cluster.cost import slowest_of
+from ddpsim.cluster.cost import StretchedCost, slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, blocks, cut
 from ddpsim.cluster.nccl.figures import USUAL, Figures
 from ddpsim.cluster.nccl.graph import Graph
@@ -76,7 +76,7 @@ _HOP_US, _BASE_US = tables(NEWEST).hop_us, tables(NEWEST).base_us
 
 
 @dataclass(frozen=True)
-class NcclCost:
+class NcclCost(StretchedCost):
     """Collectives as NCCL would choose and send them, on the cluster's ranks.
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
@@ -99,7 +99,6 @@ class NcclCost:
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     figures: Figures = USUAL
-    time_factor: float = 1.0
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
@@ -138,10 +137,6 @@ class NcclCost:
     def _searches(self) -> dict[Operation, _Search]:
         return {}
 
-    def stretched(self, factor: float) -> NcclCost:
-        """See CollectiveCost."""
-        return replace(self, time_factor=self.time_factor * factor)
-
     def sent(
         self,
         choice: Choice,
@@ -158,7 +153,7 @@ class NcclCost:
         if operation in SHARDED and self.graph.nodes > 1 and priced.intra:
             priced = replace(priced, intra=priced.intra.later(_SHARD_HOPS[choice.protocol]))
         start_s = self._startup_s(choice) + self._blocks_s(choice, size_bytes)
-        start_ns = to_ns(start_s * self.time_factor)
+        start_ns = self._ns(start_s)
         if choice.algorithm == "ring":
             turns = TURNS[operation]
             hops_ns = ring_hops_ns(priced, size_bytes)
@@ -181,7 +176,7 @@ class NcclCost:
             hop_us = self._net_s(Choice("tree", "Simple", 0.0)) / US
             latency_s, part = pat_us(self.graph, hop_us) * US, self.graph.pat_part
             moved_s = size_bytes / (part * paths.least_network.bandwidth_bytes_per_s)
-        return WholeTransfer(to_ns(latency_s * self.time_factor), to_ns(moved_s))
+        return WholeTransfer(self._ns(latency_s), to_ns(moved_s))
 
     def broadcast(self, choice: Choice, size_bytes: int) -> WholeTransfer:
         """Half the latency of the ring that reduces, then the message once over its slowest link.
@@ -297,10 +292,8 @@ def _waits_for_network(cost: NcclCost) -> bool:
     """On a few nodes: more of them load the links of each alike."""
     choice, paths = cost.choice(_LARGE_BYTES), cost.paths
     few = replace(paths, nodes=min(paths.nodes, _FEW_NODES), weak=(), unlike=())
-    intra, inter, switch = (
-        link and link.widened(2) for link in (paths.intra, paths.inter, paths.switch)
-    )
-    inside, outside = replace(few, intra=intra, switch=switch), replace(few, inter=inter)
+    outside = replace(few.changed(lambda link: link.widened(2)), intra=few.intra, switch=few.switch)
+    inside = replace(few.changed(lambda link: link.widened(2)), inter=few.inter)
     with_inside, with_outside = (
         duration_ns(replace(cost, paths=faster).sent(choice, _LARGE_BYTES))
         for faster in (inside, outside)

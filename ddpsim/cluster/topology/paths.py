@@ -7,6 +7,7 @@ it, so that a schedule never promises more than the wire has.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -150,12 +151,15 @@ class Paths:
         """Return it with everything `factor` times as slow."""
         if factor == 1:
             return self
-
-        intra, inter, switch = (
-            link and link.slower(factor) for link in (self.intra, self.inter, self.switch)
-        )
-        links = replace(self, intra=intra, inter=inter, switch=switch)
+        links = self.changed(lambda link: link.slower(factor))
         return replace(links, most=self.most / factor, copied_s=self.copied_s * factor)
+
+    def changed(self, change: Callable[[Link], Link]) -> Paths:
+        """Return it with a change of each of its links."""
+        intra, inter, switch = (
+            link and change(link) for link in (self.intra, self.inter, self.switch)
+        )
+        return replace(self, intra=intra, inter=inter, switch=switch)
 
     def _left(self, link: Link, part_left: float) -> Link:
         left = link if part_left == 1 else link.widened(part_left)
