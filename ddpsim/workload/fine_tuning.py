@@ -7,15 +7,17 @@ Source of the adapters' operators: peft 0.17 tuners/lora/layer.py, `base(x) + B(
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import prod
 from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.operators import Operator, moving, product
 from ddpsim.workload.zoo.step import Row, Step
-from ddpsim.workload.zoo.table import product_of
+from ddpsim.workload.zoo.table import ListedParameter, columns_of, listed
 
 _BITS = {"int8": 8, "nf4": 4}
 _IN_BLOCK, _IN_SECOND = 64, 256  # weights of a scale of nf4, and scales of a scale (QLoRA)
@@ -96,15 +98,12 @@ class _Linear(NamedTuple):
 
 def _linears(table: _Document) -> list[_Linear]:
     """In the order in which they are called."""
-    columns = table["parameters"]
-    each = zip(columns["name"], columns["shape"], columns["module"], strict=True)
-    found = {}
-    for place, (name, shape, kind) in enumerate(each):
-        if kind in _WRITTEN and name.endswith(".weight"):
-            outputs, inputs = (shape[i] for i in _WRITTEN[kind])
-            module = name.removesuffix(".weight")
-            found[module] = _Linear(module, place, outputs, inputs)
-    return [found[module] for module in table["forward_modules"] if module in found]
+    layers = {}
+    for place, one in enumerate(listed(table["parameters"])):
+        if one.module in _WRITTEN and one.name.endswith(".weight"):
+            outputs, inputs = (one.shape[i] for i in _WRITTEN[one.module])
+            layers[one.owner] = _Linear(one.owner, place, outputs, inputs)
+    return [layers[module] for module in table["forward_modules"] if module in layers]
 
 
 def _inner(table: _Document) -> list[_Linear]:
@@ -173,6 +172,13 @@ class _Adapter:
     @property
     def _weights(self) -> int:
         return self.rank * (self.layer.inputs + self.layer.outputs)
+
+    def parameters(self, dtype: str) -> Iterator[ListedParameter]:
+        """A, then B."""
+        shapes = {"A": [self.rank, self.layer.inputs], "B": [self.layer.outputs, self.rank]}
+        for key, shape in shapes.items():
+            name = f"{self.layer.module}.lora_{key}.default.weight"
+            yield ListedParameter(name, shape, "Linear", dtype, is_sparse=False)
 
     def forward(self) -> Iterator[Operator]:
         """Both products, the scaling, and the sum with the layer's output."""
@@ -322,14 +328,15 @@ def _with_backwards(
 
     `firsts`: layers whose input needs no gradient.
     """
-    columns, new = table["parameters"], _Columns(table["parameters"])
-    names, moved = columns["name"], list[int]()
-    owners = [name.rpartition(".")[0] for name in names]
+    parameters, moved = list[ListedParameter](), list[int]()
     places = dict[str, tuple[int, int]]()
-    for place, owner in enumerate(owners):
-        moved.append(new.append(place))
-        if owner in adapters and (place + 1 == len(owners) or owners[place + 1] != owner):
-            places[owner] = new.append_adapter(adapters[owner], place)
+    for owner, owned in groupby(listed(table["parameters"]), lambda one: one.owner):
+        for one in owned:
+            moved.append(len(parameters))
+            parameters.append(one)
+        if owner in adapters:
+            places[owner] = len(parameters) + 1, len(parameters)
+            parameters += adapters[owner].parameters(one.dtype)
     ready, rows = list[int](), list[Row]()
     layers = (one for one in _linears(table) if one.module in {*adapters, *firsts})
     begun = {_first_row(table, step, one): one for one in layers}
@@ -348,7 +355,8 @@ def _with_backwards(
                 own = (*before, *own)
         rows.append(own)
         ready.append(moved[place])
-    everything = dict(table, parameters=new.columns, ready_order=ready)
+    columns = columns_of(parameters, table["parameters"])
+    everything = dict(table, parameters=columns, ready_order=ready)
     rows.append(step.backward[-1])
     return everything, step._replace(backward=tuple(rows)), frozenset(moved)
 
@@ -360,42 +368,6 @@ def _begins(row: Row, layer: _Linear) -> int:
     before = row[first - 1] if first else None
     is_cast = before is not None and before.kind == "copy" and before.bytes_read < elements * 2
     return first - (is_cast and before is not None and before.bytes_written == elements * 2)
-
-
-class _Columns:
-    """A table's columns of parameters, made anew."""
-
-    def __init__(self, columns: _Document) -> None:
-        self._old = columns
-        self.columns: _Document = {key: [] for key in ("name", "shape", "module")}
-        dtype = columns["dtype"]
-        self.columns["dtype"] = dtype if isinstance(dtype, str) else []
-        self.columns["sparse"] = []
-
-    def append(self, place: int) -> int:
-        """One that was there."""
-        old = self._old
-        new = self._add(old["name"][place], old["shape"][place], old["module"][place], place)
-        if place in old.get("sparse", ()):
-            self.columns["sparse"].append(new)
-        return new
-
-    def append_adapter(self, adapter: _Adapter, place: int) -> tuple[int, int]:
-        """Append A and B; return the places of B and A, as their gradients come."""
-        layer = adapter.layer
-        shapes = {"A": [adapter.rank, layer.inputs], "B": [layer.outputs, adapter.rank]}
-        inner, outer = (
-            self._add(f"{layer.module}.lora_{key}.default.weight", shape, "Linear", place)
-            for key, shape in shapes.items()
-        )
-        return outer, inner
-
-    def _add(self, name: str, shape: list[int], module: str, place: int) -> int:
-        for key, value in (("name", name), ("shape", shape), ("module", module)):
-            self.columns[key].append(value)
-        if isinstance(self.columns["dtype"], list):
-            self.columns["dtype"].append(self._old["dtype"][place])
-        return len(self.columns["name"]) - 1
 
 
 def _without_gradients(
@@ -415,13 +387,13 @@ def _without_gradients(
             open_row = []
     if not ready:
         raise InputError("workload.frozen", "leaves no gradient; name fewer modules")
-    columns = table["parameters"]
-    left = [place for place in range(len(columns["name"])) if place not in frozen]
-    number = {place: i for i, place in enumerate(left)}
+    parameters = dict(enumerate(listed(table["parameters"])))
+    taken = {place: parameters.pop(place) for place in sorted(frozen)}
+    number = {place: i for i, place in enumerate(parameters)}
     document = dict(
         table,
-        parameters=_some(columns, left),
-        frozen=_frozen_columns(table, sorted(frozen)),
+        parameters=columns_of([*parameters.values()], table["parameters"]),
+        frozen=_frozen_columns(table, taken),
         ready_order=[number[place] for place in ready],
     )
     return document, _kept_alone(document, step._replace(backward=(*backward, ())))
@@ -503,34 +475,17 @@ def _kept_alone(table: _Document, step: Step) -> Step:
     return step._replace(own_bytes=own, saved_bytes=step.saved_bytes - gone)
 
 
-def _some(columns: _Document, places: Sequence[int]) -> _Document:
-    """The columns at some places."""
-    number = {place: i for i, place in enumerate(places)}
-    found = {
-        key: [value[place] for place in places]
-        for key, value in columns.items()
-        if key != "sparse" and isinstance(value, list)
-    }
-    sparse = [number[place] for place in columns.get("sparse", ()) if place in number]
-    return dict(columns, **found, sparse=sparse)
-
-
-def _frozen_columns(table: _Document, places: Sequence[int]) -> _Document:
+def _frozen_columns(table: _Document, frozen: Mapping[int, ListedParameter]) -> _Document:
     """Columns of the table's own frozen parameters and of these, with their places among all."""
-    columns, old = table["parameters"], table.get("frozen")
-    taken = set(old["place"]) if old else set[int]()
-    among = [i for i in range(len(columns["name"]) + len(taken)) if i not in taken]
-    rows = [(among[place], *_row(columns, place)) for place in places]
-    if old:
-        rows += [(place, *_row(old, i)) for i, place in enumerate(old["place"])]
-    places_, names, shapes, dtypes = map(list, zip(*sorted(rows), strict=True))
-    return {"name": names, "shape": shapes, "dtype": dtypes, "place": places_}
-
-
-def _row(columns: _Document, place: int) -> tuple[str, list[int], str]:
-    dtype = columns["dtype"]
-    own = dtype if isinstance(dtype, str) else dtype[place]
-    return columns["name"][place], columns["shape"][place], own
+    old = table.get("frozen")
+    rows = list(zip(old["place"], listed(old), strict=True)) if old else []
+    taken = {place for place, _ in rows}
+    among = [i for i in range(len(table["parameters"]["name"]) + len(taken)) if i not in taken]
+    rows += [(among[place], one) for place, one in frozen.items()]
+    each = [(one.name, one.shape, one.dtype, place) for place, one in sorted(rows)]
+    return dict(
+        zip(("name", "shape", "dtype", "place"), map(list, zip(*each, strict=True)), strict=True)
+    )
 
 
 class _Rows:
@@ -552,7 +507,7 @@ class _Rows:
     def freeze(self, place: int) -> None:
         """Take what makes one parameter's gradient, and a cast of it."""
         shape = self._columns["shape"][place]
-        numel, module = product_of(shape), self._columns["name"][place].rpartition(".")[0]
+        numel, module = prod(shape), self._columns["name"][place].rpartition(".")[0]
         own = self._of.get(module, [])
         is_embedding = self._columns["module"][place] == "Embedding"
         if is_embedding:
@@ -585,7 +540,7 @@ def _makes(one: Operator, shape: Sequence[int]) -> bool:
     """Whether it makes the gradient of a weight of a shape."""
     if one.kind == "convolution_weight_gradient":
         return True
-    return one.kind == "product" and one.count * one.m * one.n == product_of(list(shape))
+    return one.kind == "product" and one.count * one.m * one.n == prod(shape)
 
 
 def _sums(one: Operator, numel: int) -> bool:

@@ -7,28 +7,36 @@ takes the place of the fused one that was captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.device import Device
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
-from ddpsim.workload.checkpointing import KeptBytes, checkpointed, reruns_of, with_reruns
+from ddpsim.workload.checkpointing import (
+    KeptBytes,
+    budgeted,
+    checkpointed,
+    reruns_of,
+    with_budget,
+    with_reruns,
+)
 from ddpsim.workload.fine_tuning import fine_tuned, quantized_state_bytes
 from ddpsim.workload.float8 import Float8Linears
-from ddpsim.workload.memory_budget import budgeted, with_budget
 from ddpsim.workload.model import Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.zoo.law import Law, written_out
-from ddpsim.workload.zoo.sources import roofline_provenance
 from ddpsim.workload.zoo.step import Row, Step, outputs_of, step_of
 from ddpsim.workload.zoo.table import (
     batch_norms_of,
     check_options,
     input_size_of,
+    is_convolutional,
+    is_recurrent,
     read_buffers,
     read_parameters,
 )
@@ -251,3 +259,68 @@ def _scores_bytes(step: Step, arithmetic: Arithmetic) -> list[float]:
         each_bytes * sum(one.count * one.m * one.n for one in row if one.kind == "attention")
         for row in step.forward
     ]
+
+
+# --- where an estimate's figures come from, in words ----------------------------------------------
+
+
+def _layers_provenance(
+    table: dict[str, Any], workload: Workload, arithmetic: Arithmetic
+) -> Iterator[Provenance]:
+    """What is taken of the layers where the scenario does not say it."""
+    if workload.compile:
+        left = other_left(table, workload)
+        what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
+        yield Provenance("compute layers", what, "assumed")
+    elif is_recurrent(table):
+        yield Provenance(
+            "compute layers", "recurrent ones as products; none was measured", "assumed"
+        )
+    elif is_convolutional(table) and arithmetic.is_half and workload.memory_format is None:
+        what = "contiguous tensors, torch's default, which convolutions transpose both ways"
+        yield Provenance("compute layers", what, "assumed")
+
+
+def roofline_provenance(
+    table: dict[str, Any],
+    workload: Workload,
+    device: Device,
+    arithmetic: Arithmetic,
+    *,
+    convolutions: bool,
+) -> tuple[Provenance, ...]:
+    """Where an estimate's rates come from; `convolutions`: the model has some."""
+    rates, reached = [arithmetic.rate], f"{device.efficiency(arithmetic.rate):.0%}"
+    of_convolutions = arithmetic.convolution_rate(device)
+    if convolutions and of_convolutions not in rates:
+        rates.append(of_convolutions)
+    peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
+    others = " for convolutions, torch's default" if len(rates) > 1 else ""
+    mostly = of_convolutions if is_convolutional(table) else arithmetic.rate
+    recurs = is_recurrent(table)
+    by_them = f"{device.efficiency(of_convolutions, convolution=True):.0%}"
+    if convolutions and by_them != reached:
+        reached = f"{reached} (convolutions {by_them})"
+    return (
+        Provenance("workload.model", table["source"], "measured"),
+        Provenance(
+            "compute time",
+            f"roofline of {device.name}: {', '.join(peaks)}{others}, "
+            f"{device.memory_bandwidth_bytes_per_s / 1e9:g} GB/s",
+            device.rates_trust(),
+        ),
+        Provenance(
+            "compute efficiency",
+            f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
+            f"by {table['name']}{'' if recurs else _told_by(device, mostly)}",
+            "assumed" if recurs else device.efficiency_trust(mostly),
+        ),
+        *_layers_provenance(table, workload, arithmetic),
+    )
+
+
+def _told_by(device: Device, rate: Rate) -> str:
+    if device.measured and (steps := device.measured.steps.get(rate)):
+        return f"; set by {steps} steps in {device.measured.record}"
+    steps = device.published_steps.get(rate)
+    return f"; set by {steps} measured steps" if steps else ""

@@ -11,7 +11,7 @@ from oracles.partitioned_graphs import kept_bytes
 from ddpsim import load_scenario
 from ddpsim.scenario.catalog import model_table
 from ddpsim.workload.build import build_model
-from ddpsim.workload.memory_budget import budgeted
+from ddpsim.workload.checkpointing import budgeted
 from ddpsim.workload.model import Model, total_s
 from ddpsim.workload.zoo.step import Row, step_of
 

@@ -2,5 +2,5 @@
 
 - `table`: parameters, buffers, batch norms, the sizes that it allows
 - `step`: its rows of operators at a batch and a size
-- `law`, `sources`: how long an operator takes, and where the figures are from
+- `law`, `gpu_time`: how long an operator takes
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.workload import Precision, Workload
@@ -64,25 +66,57 @@ def input_size_of(table: dict[str, Any], workload: Workload) -> int:
     return int(value**2 if size["variable"] == "pixels" else value)
 
 
+class ListedParameter(NamedTuple):
+    """One parameter as a table's columns have it."""
+
+    name: str
+    shape: list[int]
+    module: str
+    dtype: str
+    is_sparse: bool
+
+    @property
+    def owner(self) -> str:
+        """The name of the module that has it."""
+        return self.name.rpartition(".")[0]
+
+
+def listed(columns: dict[str, Any]) -> list[ListedParameter]:
+    """The parameters of columns, in registration order."""
+    modules = columns.get("module") or [""] * len(columns["name"])
+    sparse = frozenset(columns.get("sparse", ()))
+    each = zip(columns["name"], columns["shape"], modules, _dtypes(columns), strict=True)
+    return [ListedParameter(*one, place in sparse) for place, one in enumerate(each)]
+
+
+def columns_of(parameters: Sequence[ListedParameter], like: dict[str, Any]) -> dict[str, Any]:
+    """Columns of these parameters; of one dtype where those they are made `like` are."""
+    dtypes = [one.dtype for one in parameters]
+    return dict(
+        like,
+        name=[one.name for one in parameters],
+        shape=[one.shape for one in parameters],
+        module=[one.module for one in parameters],
+        dtype=like["dtype"] if isinstance(like["dtype"], str) else dtypes,
+        sparse=[place for place, one in enumerate(parameters) if one.is_sparse],
+    )
+
+
 def read_parameters(
     columns: dict[str, Any], precision: Precision, output_layer: str | None = None
 ) -> tuple[Parameter, ...]:
     """The table's parameters, in registration order; under bf16 those of floats have two bytes."""
-    modules = columns.get("module") or [""] * len(columns["name"])
-    sparse = frozenset(columns.get("sparse", ()))
     in_half = precision == "bf16"
     return tuple(
         Parameter(
-            name,
-            product_of(shape),
-            "bfloat16" if in_half and dtype == "float32" else dtype,
-            sparse=place in sparse,
-            shape=tuple(shape),
-            is_edge="Embedding" in module or name.rpartition(".")[0] == output_layer,
+            one.name,
+            prod(one.shape),
+            "bfloat16" if in_half and one.dtype == "float32" else one.dtype,
+            sparse=one.is_sparse,
+            shape=tuple(one.shape),
+            is_edge="Embedding" in one.module or one.owner == output_layer,
         )
-        for place, (name, shape, dtype, module) in enumerate(
-            zip(columns["name"], columns["shape"], _dtypes(columns), modules, strict=True)
-        )
+        for one in listed(columns)
     )
 
 
@@ -94,7 +128,7 @@ def _dtypes(columns: dict[str, Any]) -> list[str]:
 def read_buffers(columns: dict[str, Any]) -> tuple[Buffer, ...]:
     """The table's buffers."""
     return tuple(
-        Buffer(dtype, product_of(shape))
+        Buffer(dtype, prod(shape))
         for dtype, shape in zip(_dtypes(columns), columns["shape"], strict=True)
     )
 
@@ -111,11 +145,3 @@ def batch_norms_of(table: dict[str, Any]) -> tuple[BatchNorm, ...]:
         for row, module in enumerate(table["forward_modules"])
         if module in channels and module in owners
     )
-
-
-def product_of(shape: list[int]) -> int:
-    """Elements of a tensor."""
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product
