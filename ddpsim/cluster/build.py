@@ -218,7 +218,7 @@ def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:
 def _share_of_broadcasts(
     cost: CollectiveCost, sent: Collection[Sent], broadcast_bytes: Collection[int]
 ) -> float:
-    """Of the time of all collectives, each size taken once."""
+    """The share of broadcasts in the time of all collectives, each size taken once."""
     sent_ns = sum(duration_ns(cost.transfer("broadcast", size)) for size in broadcast_bytes)
     reduced_ns = sum(duration_ns(cost.transfer(*each)) for each in sent)
     return sent_ns / max(1, sent_ns + reduced_ns)

@@ -61,7 +61,7 @@ class CollectiveCost(Protocol):
         ...
 
     def stretched(self, factor: float) -> CollectiveCost:
-        """The same model with every time `factor` times as long."""
+        """Make every time `factor` times as long."""
         ...
 
 

@@ -186,7 +186,7 @@ def describe_tuning(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
 
 
 def _thresholds_of(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
-    """Of a version that has no tuner, and its choice for each size."""
+    """Describe a version that has no tuner, and its choice for each size."""
     most = most_of_a_tree(cost.graph)
     trees = "trees for all sizes" if isinf(most) else f"trees up to {format_bytes(int(most))}"
     lines = [f"NCCL 2.{cost.graph.minor} has no tuner: {trees if most else 'no trees'}; LL and"]

@@ -259,7 +259,7 @@ def _is_to_be_had(cost: NcclCost) -> bool:
 
 
 def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
-    """Of NCCL's algorithm on this machine, or of its protocol alone, by the key that asks."""
+    """Refuse NCCL's algorithm on this machine, or its protocol alone, by the key that asks."""
     if not is_protocol:
         key, asked = _asked_by(cluster, "algorithm", "NCCL_ALGO")
         return InputError(

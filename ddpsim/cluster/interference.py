@@ -98,7 +98,7 @@ class InterferingCost(ChangedCost):
         return replace(transfer, interference=suffered)
 
     def stronger(self, factor: float, power: float) -> InterferingCost:
-        """The same with the factors so many times as far above 1, and another power for a model."""
+        """Put the factors so many times as far above 1, and another power for a model."""
         return replace(self, effect=self.effect * factor, exponent=self.exponent * power)
 
     def _split(self, transfer: Transfer) -> Transfer:

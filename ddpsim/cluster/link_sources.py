@@ -64,7 +64,7 @@ def _usual_limit(cluster: Cluster, wires: Wires, kind: Kind) -> str:
 
 
 def _slower_node(wires: Wires, rank: int) -> int | None:
-    """Of the nodes of a rank and of its left neighbour the one with slower links than usual."""
+    """The slower node, of a rank's and its left neighbour's, if its links are slower than usual."""
     paths = wires.paths
     here, left = paths.node_of(rank), paths.node_of((rank - 1) % paths.ranks)
     of_kind = 1 if here == left else 2
@@ -151,7 +151,7 @@ def _near_a_part(cluster: Cluster, link: IntraNode | InterNode) -> str:
 
 
 def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:
-    """Where the links that a scenario states leave out what the device's usual machine has."""
+    """Say that stated links leave out the switch that the device's usual machine has."""
     usual = cluster.device.intra_node
     if isinstance(link, InterNode) or link.switch_bandwidth_bytes_per_s or usual is None:
         return ""
@@ -160,7 +160,7 @@ def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:
 
 
 def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
-    """Where a network is stated, but not how NCCL reaches it; a named machine has its own way."""
+    """Say how NCCL is taken to reach a stated network; a named machine has its own way."""
     if isinstance(stated, IntraNode) or "transport" in stated.model_fields_set or cluster.machine:
         return ""
     link = cluster.link("inter_node")
@@ -189,7 +189,7 @@ def _has_table(link: IntraNode | InterNode) -> bool:
 
 
 def preset_source(cluster: Cluster, key: str) -> str:
-    """Where the figures of links come from that a scenario does not state."""
+    """Name the source of links that a scenario does not state."""
     machine = cluster.machine
     if machine and getattr(machine, key):
         return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"

@@ -198,7 +198,7 @@ def is_logged(cost: CollectiveCost, operation: Operation, size_bytes: int) -> bo
 def not_in_shard_logs(
     cost: CollectiveCost, sent: Collection[tuple[Operation, int]]
 ) -> tuple[list[tuple[Operation, int]], bool]:
-    """Of what is sent what they do not hold, and whether that takes most of the time."""
+    """Collectives that no log of shards holds, and whether they take most of the time."""
     rest = [each for each in sent if not is_logged(cost, *each)]
     taken_ns = sum(duration_ns(cost.transfer(*each)) for each in rest)
     return rest, 2 * taken_ns > sum(duration_ns(cost.transfer(*each)) for each in sent)

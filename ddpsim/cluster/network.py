@@ -39,11 +39,11 @@ class Traffic:
         return self.every_ns is not None or self.loader_share > 0
 
     def with_batches_in(self, batch_ns: int, usual_ns: int) -> Traffic:
-        """The same samples to read, by loaders that make a batch in another time."""
+        """Read the same samples by loaders that make a batch in another time."""
         return replace(self, loader_share=self.loader_share * Fraction(usual_ns, batch_ns))
 
     def on_wider_links(self, factor: float) -> Traffic:
-        """The same bytes of others, over links of `factor` times the bandwidth."""
+        """Carry the same bytes of others over links of `factor` times the bandwidth."""
         wider = Fraction(str(factor))
         return replace(
             self,

@@ -63,7 +63,7 @@ class GroupedCost:
         return self.changed(lambda cost: cost.stretched(factor))
 
     def changed(self, change: Callable[[CollectiveCost], CollectiveCost]) -> GroupedCost:
-        """The same with the cost of each group changed."""
+        """Change the cost of each group."""
         parts = tuple((group, change(cost)) for group, cost in self.parts)
         return replace(self, world=change(self.world), parts=parts)
 
@@ -81,7 +81,7 @@ def cost_of(cost: CollectiveCost, group: ProcessGroup) -> CollectiveCost:
 def interfering(
     cost: CollectiveCost, change: Callable[[InterferingCost], CollectiveCost]
 ) -> CollectiveCost:
-    """The same cost with a change of what transfers and compute do to each other, if they do."""
+    """Change what transfers and compute do to each other, if they do anything."""
     if isinstance(cost, GroupedCost):
         return cost.changed(lambda each: interfering(each, change))
     return change(cost) if isinstance(cost, InterferingCost) else cost

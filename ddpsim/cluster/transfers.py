@@ -56,7 +56,7 @@ class Interference:
     kept_spread: float = 0.0
 
     def compute_on(self, deviations: float) -> Slowing:
-        """Of a rank that keeps so many standard deviations more than ranks on average."""
+        """How a rank's compute slows that keeps so many standard deviations more than the mean."""
         crowded = max(self.compute, self.crowded_compute)
         return Slowing(self._varied(self.compute, deviations), self._varied(crowded, deviations))
 

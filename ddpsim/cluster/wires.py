@@ -51,7 +51,7 @@ class Wires:
 
     @classmethod
     def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
-        """Those that a cluster uses; raises InputError where one is not known."""
+        """The wires that a cluster uses; raises InputError where one is not known."""
         environment = environment_of(cluster)
         intra, way = inside(cluster)
         inter = cluster.link("inter_node")
@@ -108,7 +108,7 @@ class Wires:
 
     @property
     def paths(self) -> Paths:
-        """Where algorithms may send."""
+        """The paths over which algorithms may send."""
         switch = self.intra.switch_bandwidth_bytes_per_s if self.intra else None
         n = self.gpus_per_node
         summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
@@ -195,7 +195,7 @@ def inside(cluster: Cluster) -> tuple[IntraNode | None, Way | None]:
 
 
 def _over_sockets(inter: InterNode) -> InterNode:
-    """The same network without RDMA, whose latency is then TCP's, whatever RDMA's was."""
+    """Reach a network without RDMA: its latency is TCP's then, whatever RDMA's was."""
     latency_s = USUAL_LATENCY_S["tcp"]
     changed = {"transport": "tcp", "latency_s": latency_s, "gpu_direct": None}
     return inter.model_copy(update=changed)

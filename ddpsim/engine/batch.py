@@ -192,7 +192,7 @@ def _sent(asked: Request) -> Hashable:
 
 
 def _instructions(asked: Request) -> Hashable:
-    """Those of each kind of step, and which step is of which kind."""
+    """The instructions of each kind of step, and which step is of which kind."""
     program = asked.program
     numbers = range(program.warmup + program.iterations + program.strategy.period)
     kinds = tuple(program.kind(number) for number in numbers)

@@ -223,7 +223,7 @@ def _compiled(step: tuple[Instruction, ...], blocks: bool) -> CompiledStep:  # n
 
 
 def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:
-    """Where an instruction stands among those that are launched before it."""
+    """An instruction's place among those that are launched before it."""
     place = len(timed)
     if isinstance(instruction, Communicate) and instruction.waits_for is not None:
         while not _is_before(timed[place - 1][1], instruction.waits_for):

@@ -83,7 +83,7 @@ def rank_factors(
 def lasting_factors(
     cluster: Cluster, seed: int, node_times: Mapping[int, float] = MappingProxyType({})
 ) -> NDArray[float64]:
-    """The same, [ranks]; ones where none differs."""
+    """Each rank's own time multiplier, for the whole run, [ranks]; ones where none differs."""
     import numpy as np  # noqa: PLC0415 -- see above
 
     stragglers = cluster.stragglers

@@ -22,7 +22,7 @@ class Loader:
     capacity: int
 
     def stretched(self, factor: float) -> Loader:
-        """The same loader, every batch `factor` times as long in the making, a tick at least."""
+        """Make every batch `factor` times as long in the making, a tick at least."""
         return replace(self, batch_ns=max(1, round(self.batch_ns * factor)))
 
 
@@ -72,7 +72,7 @@ class Program:
         return tuple(self.compiled(number) for _, number in sorted(first.items()))
 
     def steady(self) -> Program:
-        """The same loop with steady steps from the first iteration on."""
+        """The loop with steady steps from the first iteration on."""
         return replace(self, first=self.first + (self.strategy.steady_from or 0))
 
     @property

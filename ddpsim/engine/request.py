@@ -153,7 +153,7 @@ class Request:
         return replace(calm, slowdowns=lasting, sums=None if lasting is None else self.sums)
 
     def longer(self, warmup: int) -> Request:
-        """The same job with so many steps of warm-up, no fewer than now, like the first."""
+        """The job with so many steps of warm-up, no fewer than now, like the first."""
         more = warmup - self.program.warmup
         if not more:
             return self

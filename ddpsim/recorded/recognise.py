@@ -228,7 +228,7 @@ def _ddp(name: str, logged: DdpLogging) -> Learned:
 
 
 def _collectives(source: SourceFile) -> Learned:
-    """Of the first collective that a benchmark's file holds times of; else the first refusal."""
+    """Read the first collective that a benchmark's file holds times of; else raise the refusal."""
     refused: OtherCollectiveError | None = None
     for operation in LOGS:
         try:
@@ -348,7 +348,7 @@ _OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str],
 
 
 def _readers(source: SourceFile) -> list[Callable[[SourceFile], Iterator[Learned]]]:
-    """Those that may find something in a log."""
+    """The readers that may find something in a log."""
     left, found = dict(_OF_LOGS), []
     for part in parts_of(source, KNOWN):
         for read in [read for read, is_one in left.items() if is_one(part)]:

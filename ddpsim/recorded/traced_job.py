@@ -45,7 +45,7 @@ def traced_job(traces: RankTraces) -> StartingPoint:
 
 
 def _options(traces: RankTraces) -> dict[str, Any]:
-    """Of DDP, where they are not the usual ones."""
+    """The options of DDP that a trace shows, where they are not the usual ones."""
     step = traces.typical.typical
     options: dict[str, Any] = {}
     if step.earlier:
@@ -120,6 +120,6 @@ def with_bucket_caps(model: Model, ddp: Ddp, step: KinetoStep) -> tuple[Ddp, str
 
 
 def _elements(model: Model, ddp: Ddp) -> list[int]:
-    """Of each bucket after the rebuild, ascending."""
+    """The elements of each bucket after the rebuild, ascending."""
     buckets = plan_buckets(model.parameters, model.ready_order, ddp, model.tied).rebuilt
     return sorted(sum(model.parameters[i].numel for i in bucket) for bucket in buckets)

@@ -32,7 +32,7 @@ class AllReduce(NamedTuple):
     launch_ns: int
 
     def launched(self, number: int, index: int) -> Communicate:
-        """As collective `number` of a step, the one of bucket `index`."""
+        """Launch it as collective `number` of a step, for bucket `index`."""
         bucket = self.bucket
         return Communicate(
             number,
@@ -46,7 +46,7 @@ class AllReduce(NamedTuple):
         )
 
     def averaged(self, index: int = 0) -> Iterator[Instruction]:
-        """As an average of parameters, after the optimizer; `index`: of its bucket."""
+        """Average the parameters after the optimizer; `index`: the place of its bucket."""
         yield compute("averaging", self.bucket.before)
         yield self.launched(_AVERAGE, index)
         yield Await(_AVERAGE)
@@ -70,7 +70,7 @@ class AllReduces:
         return tuple(self._of_gradient(i) for i in self._used)
 
     def as_ready(self) -> tuple[AllReduce, ...]:
-        """The same in the order in which the backward makes gradients."""
+        """One per gradient, in the order in which the backward makes them."""
         return tuple(self._of_gradient(i) for i in self.model.ready_order)
 
     def flat(self, caps_bytes: Sequence[int] = ()) -> tuple[AllReduce, ...]:
@@ -119,7 +119,7 @@ class AllReduces:
         return [i for i in members if i in self._used]
 
     def averaged(self) -> AllReduce:
-        """Of all parameters: copied into one tensor of the widest dtype, divided, reduced.
+        """The average of all parameters: copied into one tensor of the widest dtype, then reduced.
 
         Afterwards a parameter is a view of that tensor, or a copy where its dtype is another.
         """

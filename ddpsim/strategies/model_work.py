@@ -99,7 +99,7 @@ class ModelWork:
 
     @property
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Those of a step, in order."""
+        """The micro-batches of a step, in order."""
         for i in range(self.accumulation_steps):
             forward, backward = self.later if i else self.first
             yield MicroBatch(i, forward, backward, i == self.accumulation_steps - 1)

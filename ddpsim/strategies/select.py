@@ -135,7 +135,7 @@ def _in_loop(strategy: Strategy, context: StrategyContext, batches: int = 1) -> 
 
 
 def _input_bytes(copied: InputCopy, context: StrategyContext) -> int:
-    """Of a micro-batch of one device; raises InputError."""
+    """Bytes of the inputs of one device's micro-batch; raises InputError."""
     sample_bytes = copied.sample_bytes or context.model.sample_bytes
     if sample_bytes is None:
         raise InputError(

@@ -113,7 +113,7 @@ class Strategy(ABC):
         return ResidentBytes(model.gradient_bytes, gradients, 0, optimizer_bytes)
 
     def memory_peak(self) -> MemoryPeak | None:
-        """Where a step holds most beside shards; None: nothing is sharded."""
+        """The moment of a step that holds most beside shards; None: nothing is sharded."""
         return None
 
     def memory_walk(self) -> MemoryWalk:

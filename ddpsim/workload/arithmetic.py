@@ -24,7 +24,7 @@ class Arithmetic:
 
     @property
     def softmax_bytes(self) -> float:
-        """Of an element of a softmax that is written out, which autocast takes to fp32."""
+        """Bytes of an element of a softmax that is written out, which autocast takes to fp32."""
         return 4.0 if self.casts else self.matmul_bytes
 
     @property

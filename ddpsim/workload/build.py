@@ -178,7 +178,7 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
 
 
 def _far_from_estimate(source: Model, anchored: Model) -> Iterator[str]:
-    """Of a stated step that is of another order: mostly one of other units, batches or GPUs."""
+    """Warn of a stated step of another order: mostly one of other units, batches or GPUs."""
     if source.basis != "roofline":
         return
     device_s, stated_s = _device_s(source), _device_s(anchored)

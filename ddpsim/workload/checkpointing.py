@@ -117,7 +117,7 @@ class KeptBytes:
 
     @cached_property
     def _rows(self) -> dict[str, tuple[int, int]]:
-        """Of each block, its first row of the forward, and one beyond the last."""
+        """The first row of each block's forward, and one beyond the last."""
         modules = self._table["forward_modules"]
         found = {}
         for name in self._table["blocks"]:

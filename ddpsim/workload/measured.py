@@ -208,7 +208,7 @@ def _check_batch(profile: ModelProfile, workload: Workload) -> None:
 
 
 def _activation_bytes(profile: ModelProfile, workload: Workload) -> int | None:
-    """Of the batch and the arithmetic that were measured alone."""
+    """The measured activations, for the batch and the arithmetic that were measured alone."""
     recast = workload.precision == "bf16" and any(p.dtype != "bfloat16" for p in profile.parameters)
     as_measured = profile.batch_per_rank == workload.batch_per_rank and not recast
     return profile.activation_bytes if as_measured else None
@@ -247,7 +247,7 @@ def _backward(profile: ModelProfile, workload: Workload, ready_s: list[float]) -
 
 
 def _later(profile: ModelProfile, workload: Workload) -> tuple[float, float] | None:
-    """Of the batch that was measured: adding gradients takes as long with any other."""
+    """How much longer later micro-batches take; only for the batch that was measured."""
     if profile.batch_per_rank not in (None, workload.batch_per_rank):
         return None
     if not (profile.forward_s and profile.backward_s):

@@ -197,7 +197,7 @@ class Model:
         )
 
     def stretched(self, factor: float) -> Model:
-        """The same model with its device work `factor` times as long.
+        """Make the model's device work `factor` times as long.
 
         So are the launches of a model that was measured, as its times hold theirs.
         """
@@ -210,7 +210,7 @@ class Model:
         return sum(work.kernels * self.launch_s + work.host_s for work in works)
 
     def launched(self, factor: float) -> Model:
-        """The same model with its launches `factor` times as long."""
+        """Make the model's launches `factor` times as long."""
         return self._scaled(1, factor)
 
     def _scaled(self, device: float, host: float) -> Model:

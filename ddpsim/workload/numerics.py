@@ -50,6 +50,6 @@ def reduces_in_half(scenario: Scenario, model: Model) -> bool:
 
 
 def _compute_type(scenario: Scenario) -> str:
-    """Of products: as `precision` says, or the 16 bits that are gathered."""
+    """The type of products: by `precision`, or the 16 bits that are gathered."""
     precision = scenario.workload.precision
     return "half" if scenario.ddp.gathers_half and precision not in _HALF else precision

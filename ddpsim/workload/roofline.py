@@ -181,7 +181,7 @@ class _Pricing:
         self._known: dict[Row, Work] = {}
 
     def work(self, row: Row) -> Work:
-        """Of one row."""
+        """The work of one row."""
         known = self._known.get(row)
         if known is None:
             works = [self._law.work(one) for one in row]
@@ -289,7 +289,7 @@ def roofline_provenance(
     *,
     convolutions: bool,
 ) -> tuple[Provenance, ...]:
-    """Where an estimate's rates come from; `convolutions`: the model has some."""
+    """The sources of an estimate's rates; `convolutions`: the model has some."""
     rates, reached = [arithmetic.rate], f"{device.efficiency(arithmetic.rate):.0%}"
     of_convolutions = arithmetic.convolution_rate(device)
     if convolutions and of_convolutions not in rates:

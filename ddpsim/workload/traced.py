@@ -245,7 +245,7 @@ def _warnings(trace: KinetoTrace, listed: Sequence[Parameter], workload: Workloa
 
 
 def _order_warnings(trace: KinetoTrace, listed: Sequence[Parameter]) -> Iterator[str]:
-    """Where the measured all-reduces end, gradients must end too, if the order is right."""
+    """Warn of all-reduces that end where no gradient does: the order of gradients is wrong then."""
     buckets = trace.typical.bucket_elements or ()
     ends = set(accumulate(parameter.numel for parameter in listed))
     if not ends.issuperset(accumulate(buckets)):

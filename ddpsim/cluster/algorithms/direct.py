@@ -154,7 +154,7 @@ def direct_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 @lru_cache(maxsize=16)
 def _rounds(paths: Paths, chunk: int) -> list[tuple[Integers, Ticks, Ticks]]:
-    """Of each round: to whom every rank sends, how long its link is busy, and the message takes."""
+    """The rounds: to whom every rank sends, how long its link is busy, and the message takes."""
     import numpy as np  # noqa: PLC0415 -- see above
 
     known: dict[Link, tuple[int, int]] = {}

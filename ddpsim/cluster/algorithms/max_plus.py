@@ -193,7 +193,7 @@ class _OfKind(NamedTuple):
 
 @lru_cache(maxsize=_KEPT_LINES)
 def _of_kind(line: _Line, kind: float, steps: int, begin: int, end: int) -> _OfKind:
-    """Of ways from `begin` on to the N places from `end` on."""
+    """Tell what ways over links of one kind gain, from `begin` on to the N places from `end` on."""
     n = line.ranks
     places = np.arange(begin, end + n)
     turns, ranks = np.divmod(places, n)
@@ -207,7 +207,7 @@ def _of_kind(line: _Line, kind: float, steps: int, begin: int, end: int) -> _OfK
 
 
 def _within_a_turn(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
-    """Of N-2 steps; see above. Ways begin at the places 2-N to N-1, and end at 0 to N-1."""
+    """The longest ways of N-2 steps; see above. They begin at 2-N to N-1, and end at 0 to N-1."""
     n = line.ranks
     ways = np.full(first_ns.shape, -np.inf)
     behind_ns = np.empty((*first_ns.shape[:-1], n - 1))  # the places 2-N to 0
@@ -237,7 +237,7 @@ def _maxima_from(values: Ticks) -> Ticks:
 
 
 def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
-    """Where links wait for bytes; see above. Ways end at the places 0 to N-1, or -1 to N-2."""
+    """The longest ways where links wait for bytes; see above. They end at 0 to N-1 or -1 to N-2."""
     n, largest = line.ranks, line.kinds[-1]
     before = 0 if steps >= 2 * n - 2 else 1
     twice_ns = np.concatenate([first_ns[..., 1:], first_ns], axis=-1)[..., : 2 * n - 1 - before]
@@ -261,7 +261,7 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
 
 
 def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
-    """Where links wait for latency; see above. Ways begin at the places -S to 2N-2-S."""
+    """The longest ways where links wait for latency; see above. They begin at -S to 2N-2-S."""
     n, known = line.ranks, _stays(line, steps)
     window, begin = known.window, -steps % n
     pieces = (first_ns[..., begin:], first_ns, first_ns[..., : max(0, begin - 1)])
@@ -333,7 +333,7 @@ def _stays(line: _Line, steps: int) -> _Stays:
 
 
 def _largest_of_others(line: _Line) -> Ticks:
-    """Of all values of b but each rank's own."""
+    """The largest value of b among all ranks but each one itself."""
     is_largest = line.busy_ns == line.kinds[-1]
     if np.count_nonzero(is_largest) > 1:
         return np.full(line.ranks, line.kinds[-1])

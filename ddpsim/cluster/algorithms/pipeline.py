@@ -186,7 +186,7 @@ class _Merged(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
-    """Of a pipeline, whose edges each follow what they wait for; links at `touched` are unlike."""
+    """Merge edges of one kind with the same followers; links at `touched` are unlike others."""
     kinds: dict[tuple[int, Ends | None], int] = {}
     known: dict[tuple[int, frozenset[int]], int] = {}
     waiting: dict[int, list[int]] = {}
@@ -206,7 +206,7 @@ def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
 def _as_arrays(
     pipeline: Pipeline, touched: frozenset[int]
 ) -> tuple[NDArray[int64], NDArray[int64]]:
-    """Where each edge is among the merged ones, [edges]; its source and target, [2, edges]."""
+    """Each edge's place among the merged ones, [edges]; its source and target, [2, edges]."""
     import numpy as np  # noqa: PLC0415 -- see above
 
     ends = np.array(pipeline.ends).reshape(-1, 3).T[:2]
@@ -214,7 +214,7 @@ def _as_arrays(
 
 
 class AlikePipeline(Pipeline):
-    """The same for its duration alone, where all join at once over usual links.
+    """A pipeline that tells its duration alone, where all join at once over usual links.
 
     Edges of one kind that wait for the same edges are one: chunks take as long over each.
     """
@@ -232,7 +232,7 @@ class AlikePipeline(Pipeline):
 
 
 class HopTimes(NamedTuple):
-    """Of one edge, in ticks: until a chunk has arrived, until the next one may leave.
+    """Times of one edge, in ticks: until a chunk has arrived, until the next one may leave.
 
     `takes_last`: until the last chunk has arrived.
     """
@@ -251,7 +251,7 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of(cls, paths: Paths, size_bytes: int) -> Chunks:
-        """As the paths say; where they do not, into a usual number."""
+        """Cut a message as the paths say; where they do not, into a usual number of chunks."""
         chunk = paths.chunk_bytes
         if chunk is None:
             usual = min(USUAL_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))

@@ -62,7 +62,7 @@ def _hops(paths: Paths) -> tuple[Link, ...]:
 
 
 def _hop(paths: Paths, ends: Ends) -> Link:
-    """The same between two neighbours."""
+    """The ring's link between two neighbours."""
     return paths.within(ends) if paths.are_together(ends) else paths.across(1, ends)
 
 
@@ -143,7 +143,7 @@ def gloo_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 
 def gloo_all_gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """The same of an all-gather."""
+    """When an all-gather ends, given when each rank joins, [..., ranks] to [...]."""
     return _gloo_phases_ends_ns(paths, _halves(paths.ranks, size_bytes), 1, joined_ns)
 
 
@@ -194,7 +194,7 @@ def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:
 
 
 def _halves(ranks: int, size_bytes: int) -> tuple[int, int]:
-    """The same of an all-gather: the shard's two halves, of which one may be a byte longer."""
+    """A shard of an all-gather goes in two halves: how many, and bytes of the longer one."""
     return 2, ceil(ceil(size_bytes / ranks) / 2)
 
 
@@ -204,7 +204,7 @@ def gloo_ns(paths: Paths, size_bytes: int) -> int:
 
 
 def gloo_all_gather_ns(paths: Paths, size_bytes: int) -> int:
-    """The same once, with 2(n-1) segments of M/2n bytes."""
+    """Time of once around the ring, with 2(n-1) segments of M/2n bytes."""
     return _phase_ns(paths, *_halves(paths.ranks, size_bytes))
 
 

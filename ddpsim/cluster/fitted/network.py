@@ -140,7 +140,7 @@ def _law(profile: ClusterProfile, cluster: Cluster, *, half: bool) -> AllReduceM
 
 
 def _line_rate(cluster: Cluster, seed: int) -> tuple[float | None, tuple[Provenance, ...]]:
-    """Of a node's link as the scenario states it, and how flows collide beyond it."""
+    """The rate of a node's link as the scenario states it, and how flows collide beyond it."""
     if cluster.nodes == 1 or cluster.inter_node is None:
         return None, ()
     stated = cluster.link("inter_node")

@@ -54,13 +54,13 @@ class Correction:
         return cls(tuple(rates), tuple(_medians(curves[rate]) for rate in rates))
 
     def factor(self, model: AllReduceModel, size_bytes: float, line_rate: float | None) -> float:
-        """Of a collective's fitted time."""
+        """How many times as long as fitted a collective takes."""
         return self._between(self.curves, model, size_bytes, line_rate)
 
     def link_factor(
         self, model: AllReduceModel, size_bytes: float, line_rate: float | None
     ) -> float:
-        """Of the part in which its bytes are on the link: the least `factor` from its size up.
+        """How many times as long its bytes are on the link: the least `factor` from its size up.
 
         A larger message leaves the link idle no longer for each of its bytes, so its whole time
         bounds what they take there.
@@ -133,7 +133,7 @@ class CorrectedCost:
 
 
 def _log_rate(model: AllReduceModel, line_rate: float | None) -> float:
-    """Of the link; a law that asks for no rate has one curve."""
+    """The logarithm of the link's rate; a law that asks for no rate has one curve."""
     if not isinstance(model, GlooRing):
         return 0.0
     return math.log(line_rate or model.line_rate_bytes_per_s)

@@ -33,7 +33,7 @@ _NVLS_CHUNK_BYTES = 128 * _KIB
 
 @dataclass(frozen=True)
 class Cut:
-    """Of one all-reduce.
+    """How one all-reduce is cut.
 
     `chunk_bytes`: what a pipeline passes on at a time, all channels of half of the bytes together.
     `messages`: how many a NIC sends in one step of a ring, or of one chunk and one flow of a tree.
@@ -44,7 +44,7 @@ class Cut:
 
 
 def cut(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> Cut:
-    """As NCCL cuts `size_bytes`."""
+    """Cut `size_bytes` as NCCL does."""
     if algorithm == "nvls":
         return _of_nvls(graph, size_bytes)
     channels = int(blocks(graph, algorithm, protocol, size_bytes))

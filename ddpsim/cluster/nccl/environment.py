@@ -138,7 +138,7 @@ def _number(name: str, value: str | int) -> int:
 
 
 def _allowed(name: str, value: str | int | None, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Of `ring,tree`, `^tree` or `allreduce:ring;broadcast:ring` what all-reduces may take."""
+    """What all-reduces may take by `ring,tree`, `^tree` or `allreduce:ring;broadcast:ring`."""
     if value is None:
         return ()
     entries = [entry.split(":") for entry in str(value).lower().split(";") if entry]

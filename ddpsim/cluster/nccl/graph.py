@@ -135,7 +135,7 @@ class Graph:
 
     @property
     def nvls_gb_per_s(self) -> float:
-        """Of a channel between a GPU and its switch."""
+        """The rate of a channel between a GPU and its switch."""
         part = self.intra_gb_per_s / self.gpus_per_node
         return next((s for s in _INTRA_SPEEDS[self.architecture] if s <= part), part)
 

@@ -64,7 +64,7 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=32)
 def tables(minor: int) -> Tables:
-    """Of NCCL 2.`minor`, of those that a scenario may name."""
+    """The tables of NCCL 2.`minor`, for each version that a scenario may name."""
     return Tables(
         base_us=_base_us(minor),
         hop_us=_hop_us(minor),

@@ -211,7 +211,7 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) ->
 
 
 def _nvls_shards_bandwidth(graph: Graph) -> float:
-    """Of reduce-scatters and all-gathers in one node, which NCCL does not scale by their ranks."""
+    """The rate of one node's reduce-scatters and all-gathers, not scaled by their ranks."""
     heads = graph.gpus_per_node
     bus, part = heads * graph.nvls_gb_per_s, (heads - 1) / heads
     if graph.minor <= 26:

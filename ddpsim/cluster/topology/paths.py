@@ -1,4 +1,4 @@
-"""Where a collective may run: links inside nodes, between them, and of switches that reduce.
+"""Paths of collectives: links inside nodes, between them, and of switches that reduce.
 
 Ranks are numbered node by node. Each algorithm takes the part of a link that its own messages leave
 it, so that a schedule never promises more than the wire has.
@@ -21,7 +21,7 @@ _WHOLE = (1.0, 1.0)
 
 @dataclass(frozen=True)
 class Paths:
-    """Where an all-reduce may run: `intra` of one GPU in its node, `inter` of a node's network.
+    """The links of an all-reduce: `intra` of one GPU in its node, `inter` of a node's network.
 
     `switch`: one GPU's link to a switch that reduces (NVLS), at the rate of the message itself.
     A layout of one node needs no `inter`, one GPU per node no `intra`. `servers` are those of a
@@ -81,7 +81,7 @@ class Paths:
         return self._left(self.intra, self._parts(ends)[0])
 
     def between(self, ends: Ends | None = None) -> Link:
-        """Of a node to the others: from one of these ends to the other's, or of a usual one.
+        """The link from one of these ends' nodes to the other's, or from a usual node.
 
         Raises ValueError where none is known.
         """
@@ -90,7 +90,7 @@ class Paths:
         return self._left(self.inter, self._parts(ends)[1])
 
     def across(self, flows: int, ends: Ends | None = None) -> Link:
-        """Of one rank to one in another node, as one of so many flows of its node.
+        """The link of one rank to one in another node, as one of so many flows of its node.
 
         Each GPU sends no faster than its own link lets it.
         """
@@ -100,7 +100,7 @@ class Paths:
         return network.at_most(self.within(ends).bandwidth_bytes_per_s)
 
     def direct(self, ends: Ends | None = None, *, inside: bool) -> Link:
-        """Of a message that has it to itself inside a node, where all ranks send at once."""
+        """The link of a message where all ranks send at once: inside a node each has its own."""
         return self.within(ends) if inside else self.across(self.gpus_per_node, ends)
 
     def to_switch(self, ends: Ends | None = None) -> Link:
@@ -127,7 +127,7 @@ class Paths:
 
     @property
     def least_network(self) -> Link:
-        """Of the ring's hops between nodes the one with the least left of a node's network.
+        """The ring's hop between nodes that has the least left of a node's network.
 
         Raises ValueError where none is known.
         """
@@ -166,7 +166,7 @@ class Paths:
         return left.at_most(self.most).copied(self.copied_s)
 
     def _node(self, end: int) -> int:
-        """Of a rank, or of a node's switch; a server is in none of them: -1."""
+        """The node of a rank, or of a node's switch; a server is in none of them: -1."""
         if end < self.ranks:
             return self.node_of(end)
         return end - self.ranks if self.switch else -1

@@ -1,4 +1,4 @@
-"""The same ticks as the plain model's, without events.
+"""The plain model's ticks, without events.
 
 - `evaluator`: how a step is evaluated
 - `lane`: one rank whose collectives are known, by integers

@@ -61,7 +61,7 @@ class Collective:
         return Collective(self.transfers, met_ns, ends_ns)
 
     def of(self, trial: int, place: int) -> Met:
-        """As one rank saw it."""
+        """One rank's view of it."""
         slowdown = self.transfers[trial % len(self.transfers)].interference.compute
         met_ns, end_ns = (
             int(ns[trial, place if ns.shape[1] > 1 else 0]) for ns in (self.met_ns, self.ends_ns)
@@ -116,7 +116,7 @@ class Remembered:
             self._seen.clear()
 
     def of(self, trial: int, rank: int) -> Iterator[Met]:
-        """Those of a rank, in order."""
+        """The collectives of one rank, in order."""
         place = rank if self._ranks is None else self._ranks.index(rank)
         return (collective.of(trial, place) for collective in self._seen)
 

@@ -123,7 +123,7 @@ class Flows:
         return at_once_ns
 
     def _rates(self) -> list[Fraction]:
-        """Of each flow that sends, in ticks of work a tick."""
+        """The rate of each flow that sends, in ticks of work a tick."""
         flows = [flow.transfer for flow in self._flows if flow.left_ns is not None]
         other = self._traffic.other_share if self._traffic_sends() else Fraction(0)
         asked = ((other, FULL), *((flow.link_share, flow.interference.crowded) for flow in flows))
@@ -154,7 +154,7 @@ class Flows:
 
 
 def _rates(other: Fraction, flows: Sequence[tuple[Fraction, Fraction]]) -> list[Fraction]:
-    """Of collectives with a link's share and how many times longer each takes beside others.
+    """The rates of collectives, by a link's share and how much longer each takes beside others.
 
     They share the slowest hop equally, and the network max-min fairly with another job. A
     collective without a share takes up neither.

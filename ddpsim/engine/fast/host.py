@@ -63,7 +63,7 @@ class Host:
 
     @property
     def steps(self) -> int:
-        """Of the warm-up, at its longest, and steady ones."""
+        """How many steps there are: of the warm-up, at its longest, and steady ones."""
         return self.program.warmup + self.more + self.program.iterations
 
     def step(self, number: int) -> CompiledStep:
@@ -122,7 +122,7 @@ class Host:
         return alike and self._launches_alike(number, 1, length_ns, waited=waited)
 
     def _launches_alike(self, number: int, every: int, length_ns: int, *, waited: bool) -> bool:
-        """Of this iteration and each that comes so many later, which take so long."""
+        """Whether this iteration and each that comes so many later launch alike, so long apart."""
         here = self.batches_ns[number]
         for later, batches in enumerate(self.batches_ns[number + every :: every], 1):
             shift_ns = later * length_ns

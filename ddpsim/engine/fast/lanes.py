@@ -115,7 +115,7 @@ class Lanes(Layered):
             pass
 
     def trained(self) -> Iterator[Ticks]:
-        """The same, step by step: after each one how long it has taken, [trials, ranks].
+        """Train step by step: after each one how long it has taken, [trials, ranks].
 
         A trial that has come to its end goes on beside the others, and is not heard of again.
         """
@@ -214,7 +214,7 @@ class Lanes(Layered):
         self._slow.pass_over(now_ns.reshape(-1))
 
     def _work(self, work: TrialWork) -> None:
-        """As many lanes at once as a cache holds with all of these works."""
+        """Work on all lanes: as many at once as a cache holds with all of these works."""
         if self._blocks:
             self._launch(self._host_ns + work.offset_ns)
         waits = not self._blocks and self._may_wait(self._host_ns + work.offset_ns)
@@ -256,7 +256,7 @@ class Lanes(Layered):
         return works_ns
 
     def _lasting_ends(self, sums: WorkSums, works_ns: Ticks) -> Ticks:
-        """The same of ranks that differ for good, whose works were all launched before."""
+        """The ends of works that were all launched before, on ranks that differ for good."""
         now_ns = self._stream_ns.reshape(-1)
         ends_ns: Ticks = np.empty_like(now_ns)
         for begin in range(0, len(now_ns), _LASTING):
@@ -361,13 +361,13 @@ class Lanes(Layered):
         return Timeline(ranks, past.warmup, slowest, late, past.repeats)
 
     def _again(self, ranks: Sequence[int]) -> Lanes:
-        """The same, which remembers what these ranks saw."""
+        """Train the same trials again, and remember what these ranks saw."""
         again = Lanes(self._trials, self._shape[1], counts=False, remembers=ranks)
         again.train()
         return again
 
     def lanes_of(self, trial: int, rank: int) -> RankTimeline:
-        """Those of a rank that is remembered."""
+        """The timeline of a rank that is remembered."""
         host, asked = self._trials[trial]
         met = self._collectives.of(trial, rank)
         slowdown = None if asked.slowdowns is None else asked.slowdowns[rank].tolist()

@@ -33,13 +33,13 @@ class _Period(NamedTuple):
     factor: Ticks | float
 
     def of(self, lanes: _Lanes) -> tuple[Ticks, Ticks, Ticks | float]:
-        """Those of some lanes."""
+        """The period of some lanes: its start, end and factor."""
         factor = self.factor if isinstance(self.factor, float) else self.factor[lanes]
         return self.start_ns[lanes], self.end_ns[lanes], factor
 
 
 class SlowPeriods:
-    """Those of all lanes that some lane has not passed yet, in each lane's order.
+    """The slow periods that some lane has not passed yet, in each lane's order.
 
     None of a lane's overlap; factors are in thousandths, and one where periods may overlap.
     """
@@ -185,7 +185,7 @@ class SlowPeriods:
         return edge_ns, factor
 
     def _pace_among_many(self, lanes: _Lanes, now_ns: Ticks) -> tuple[Ticks, Ticks]:
-        """The same by the first of each lane's periods that is not over."""
+        """Find `_pace` by the first of each lane's periods that is not over."""
         if self._stacked is None:
             starts, ends, factors = zip(*self._periods, strict=True)
             of_lanes = [np.broadcast_to(factor, starts[0].shape) for factor in factors]
@@ -245,7 +245,7 @@ class SlowPeriods:
         return ends_ns
 
     def _end_of_one(self, lane: int, now_ns: int, work_ns: int) -> int:
-        """The same by Python's own integers, which have no limit."""
+        """The end of one lane's work, by Python's own integers, which have no limit."""
         here = slice(lane, lane + 1)
         slow = []
         for period in self._periods:

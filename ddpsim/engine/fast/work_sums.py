@@ -83,7 +83,7 @@ class Prefixes:
 
 
 class WorkSums:
-    """Of ranks whose work takes so many times as long, [ranks].
+    """Sums of works on ranks whose work takes so many times as long, [ranks].
 
     `stood_ns`: how they stood to each other, [trials, ranks], at the end of some job's steps.
     """
@@ -101,7 +101,7 @@ class WorkSums:
         return np.broadcast_to(self.factors[:, np.newaxis], (len(self.factors), iterations))
 
     def changed(self, rank: int, times: float) -> WorkSums:
-        """The same, but that one rank's work takes so many times as long."""
+        """The sums where one rank's work takes so many times as long, and others' as before."""
         factors = self.factors.copy()
         factors[rank] = times
         found = WorkSums(factors)

@@ -27,7 +27,7 @@ from ddpsim.result.timeline import MessageSpan
 
 
 class Network:
-    """Where `participants` ranks meet for collectives; one stands for all when they are folded.
+    """The place where `participants` ranks meet for collectives; one stands for all when folded.
 
     `shared`: transfers may be in flight at the same time and share the links (gloo); NCCL's
     stream lets one through at a time. `slows_compute`: some transfer slows compute down.
@@ -129,7 +129,7 @@ class Network:
         ]
 
     def _is_whole(self, transfer: Transfer) -> bool:
-        """Where one rank stands for all, or the rate may change under way, all leave together."""
+        """Whether all leave together: one rank stands for all, or the rate may change under way."""
         return (
             self._participants == 1
             or self._shared

@@ -59,7 +59,7 @@ def simulate(
 
 
 def _timeline(ranks: Sequence[RankTimeline], warmup: int) -> Timeline:
-    """Of equals the rank whose collectives took longest is the slowest, then the lowest."""
+    """The ranks' timeline with the slowest: of equals the one whose collectives took longest."""
     keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in ranks]
     late = (
         [sum(s.late_peers_ns() for s in steps_of(rank)[warmup:]) for rank in ranks]

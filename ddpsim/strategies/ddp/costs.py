@@ -142,7 +142,7 @@ class DdpCosts:
 
     @property
     def _copy_back_s(self) -> float:
-        """Of a measured hook, what comes after the backward; the view copies nothing back."""
+        """What of a measured hook comes after the backward; the view copies nothing back."""
         known = self.overheads and self.overheads.hook_s and self.overheads.copy_back_s
         return known.value if known and not self.ddp.gradient_as_bucket_view else 0.0
 
@@ -191,7 +191,7 @@ class DdpCosts:
 
     @property
     def _default_hook_s(self) -> float:
-        """The same under the default options, whatever the options are."""
+        """`parameter_hook_s` under the default options, whatever the options are."""
         default = Ddp(backend=self.ddp.backend)
         return replace(self, ddp=default).parameter_hook_s
 

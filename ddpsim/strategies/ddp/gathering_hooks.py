@@ -71,7 +71,7 @@ class GatheringHook:
         )
 
     def _of_channels(self, bucket: Bucket, elements: int) -> Bucket:
-        """Of channels of 512, padded by 1 to 512: four operators each, and three for each rank."""
+        """Quantise channels of 512, padded by 1 to 512: four operators, and three for each rank."""
         channels = elements // CHANNEL + 1
         padded_bytes = _FLOAT * CHANNEL * channels
         once, twice = self._passed(padded_bytes), self._passed(2 * padded_bytes)

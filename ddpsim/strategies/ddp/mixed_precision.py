@@ -98,14 +98,14 @@ class MixedPrecision:
 
     @property
     def copies(self) -> LowCopies:
-        """Of all parameters."""
+        """The copies of all parameters."""
         copied = [self._cast(each.numel, self.types.param, _COPY_HOST_S) for each in self._all]
         again = [joined([work, self.prices.operator(work)]) for work in copied]
         size_bytes = as_reduced(self.model, self.types).gradient_bytes
         return LowCopies(self._beside_compute(copied), self._beside_compute(again), size_bytes)
 
     def reduced(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-        """As they are sent; all are awaited before the first is copied back."""
+        """Buckets as they are sent; all are awaited before the first is copied back."""
         back = [self._cast(each.numel, self.types.sent, 0.0) for each in self._all]
         *others, last = map(self._reduced, buckets)
         return (*others, last._replace(copy_back=self.prices.launch(back)))

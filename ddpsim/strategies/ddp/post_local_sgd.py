@@ -83,7 +83,7 @@ class PostLocalSgd(Around):
 
     @property
     def _sent(self) -> tuple[Bucket, ...]:
-        """Those of DDP, once parameters are averaged."""
+        """The buckets that DDP sends once parameters are averaged; none where gradients stay."""
         return self._inner.buckets(self._inner.kind(self._start)) if self._reduces else ()
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:

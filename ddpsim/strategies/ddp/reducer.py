@@ -235,5 +235,5 @@ def _launched(stage: Stage, sent: Communicate) -> Iterator[Instruction]:
 
 
 def _left_ns(work: Launch) -> int:
-    """Of kernels that run while the host launches the next ones, what is left after the last."""
+    """What is left after the last launch of kernels that run while the host launches others."""
     return max(0, work.device_ns - work.host_ns)

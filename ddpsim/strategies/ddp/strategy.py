@@ -106,7 +106,7 @@ class DistributedDataParallel(Strategy):
         return ddp
 
     def without_optimizer(self) -> DistributedDataParallel:
-        """The same step up to its optimizer, which a hook takes."""
+        """Leave out the optimizer, which a hook takes."""
         return replace(self, model=replace(self.model, optimizer=Launch(0, 0)))
 
     def _with_buckets(
@@ -189,7 +189,7 @@ class DistributedDataParallel(Strategy):
         yield from self.join.announced
 
     def _buckets_of(self, kind: int, backward: int) -> tuple[Bucket, ...]:
-        """Those of a backward of a step without no_sync: the rebuild may come within the first."""
+        """Buckets of one backward without no_sync: the rebuild may come within the first step."""
         is_rebuilt = self.rebuilt_at is not None and backward >= self.rebuilt_at
         if kind == _COMPRESSED:
             return self.compressed_buckets
@@ -276,7 +276,7 @@ class _OwnWork:
         return tuple(self._bucket(members, unused) for members in assignment)
 
     def compressed(self, assignment: Assignment, spec: Ddp) -> tuple[Bucket, ...]:
-        """The same under PowerSGD, if that is the hook; raises InputError."""
+        """Buckets under PowerSGD, if that is the hook; raises InputError."""
         powers = spec.powers
         if powers is None:
             return ()

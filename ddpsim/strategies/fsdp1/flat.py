@@ -26,7 +26,7 @@ _ALIGNED_BYTES = 16  # _get_aligned_numel
 
 
 class _HostTimes(NamedTuple):
-    """Of a unit's hooks, which make and drop views of its parameters."""
+    """Host times of a unit's hooks, which make and drop views of its parameters."""
 
     pre_forward: HostTime
     pre_backward: HostTime
@@ -189,7 +189,7 @@ class Flats:
         return after_ns
 
     def gradient_bytes(self, index: int) -> int:
-        """Of a parameter's gradient, as the backward makes it."""
+        """The bytes of a parameter's gradient, as the backward makes it."""
         parameter = self.model.parameters[index]
         return parameter.numel * ITEM_BYTES[self.spec.mixed_precision.param or parameter.dtype]
 
@@ -224,7 +224,7 @@ class Flats:
         return replace(self.model, parameters=parts, ready_order=tuple(range(len(parts))))
 
     def shard_bytes(self, units: Sequence[Unit]) -> int:
-        """Of one rank's parameters."""
+        """The bytes of one rank's parameters."""
         total = 0
         for unit in units:
             parameters = [self.model.parameters[i] for i in unit.parameters]

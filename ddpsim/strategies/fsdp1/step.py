@@ -48,7 +48,7 @@ class Step(UnitStep):
     _reducing: list[int] = field(default_factory=list)  # bytes that each holds until it is done
 
     def renewed(self) -> Step:
-        """The same at the beginning of the next step."""
+        """The units at the beginning of the next step: what was whole stays so."""
         stale = deque(_Freed(0, 0) for _ in self.freed)  # of what the device has done by then
         whole = set(self._whole)
         return Step(units=self.units, spec=self.spec, mesh=self.mesh, freed=stale, _whole=whole)

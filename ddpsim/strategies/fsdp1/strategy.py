@@ -61,7 +61,7 @@ class FullyShardedDataParallel(Sharded):
 
 
 def _refuse_norms(model: Model, spec: Fsdp1) -> None:
-    """Where an auto_wrap_policy meets mixed precision (_wrap_utils.py, _auto_wrap)."""
+    """Refuse batch norms under an auto_wrap_policy and mixed precision (torch's _auto_wrap)."""
     mixed = spec.mixed_precision.param or spec.mixed_precision.reduce
     if model.batch_norms and mixed and spec.units != ():
         raise InputError(

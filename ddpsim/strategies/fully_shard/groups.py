@@ -180,7 +180,7 @@ class Groups:
         return [i for i in unit.parameters if i in self.model.float8_gathered]
 
     def cast_of_outputs(self, elements: float) -> Launch:
-        """Of what a unit hands on, from the type of parameters to `output`, and of its gradient."""
+        """The cast of what a unit hands on, from the type of parameters to `output`, and back."""
         types = self.spec.mixed_precision
         sent, output = types.param or self.model.parameters[0].dtype, types.output
         if output in (None, sent) or not elements:
@@ -237,7 +237,7 @@ class Groups:
         return frozenset(range(units) if keeps_all else ())
 
     def gradient_bytes(self, index: int) -> int:
-        """Of a parameter's gradient, as the backward makes it."""
+        """The bytes of a parameter's gradient, as the backward makes it."""
         parameter = self.model.parameters[index]
         sent = self.spec.mixed_precision.param or parameter.dtype
         return self.padded(parameter) * ITEM_BYTES[sent]
@@ -294,7 +294,7 @@ class Groups:
 
     @property
     def shard_bytes(self) -> int:
-        """Of one rank's parameters."""
+        """The bytes of one rank's parameters."""
         sizes = (self.padded(p) * ITEM_BYTES[p.dtype] for p in self.model.parameters)
         return sum(sizes) // self.mesh.ranks
 

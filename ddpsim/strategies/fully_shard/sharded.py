@@ -148,7 +148,7 @@ def passes_of(
     gradient_bytes: Callable[[int], int],
     added: Callable[[int], Work] | None,
 ) -> tuple[Pass, Pass]:
-    """Of the first micro-batch and of others, of whose gradients each is `added` in place.
+    """The pass of the first micro-batch, and that of others, whose gradients are `added` in place.
 
     `gradient_bytes`: of a parameter's gradient, as the backward makes it.
     """

@@ -112,7 +112,7 @@ def places_of(prefixes: Iterable[str]) -> dict[str, int]:
 
 @lru_cache(maxsize=2**15)  # variants of a model have the same names
 def _modules(name: str) -> tuple[str, ...]:
-    """Those that hold it, the outermost first: "", a, a.b of a.b.c."""
+    """Modules that hold one, the outermost first: "", a, a.b of a.b.c."""
     ends = [i for i, letter in enumerate(name) if letter == "."]
     return ("", *(name[:end] for end in ends)) if name else ()
 
@@ -195,17 +195,17 @@ class _Mixed(Protocol):
 
     @property
     def param(self) -> str | None:
-        """Of what is gathered."""
+        """The type of what is gathered."""
 
     @property
     def reduce(self) -> str | None:
-        """Of what is reduced."""
+        """The type of what is reduced."""
 
 
 def dtypes_of(
     unit: Unit, parameters: Sequence[Parameter], mixed: _Mixed, key: str
 ) -> tuple[str, str, str]:
-    """Of a unit's shards, of what is gathered, and of what is reduced.
+    """The dtypes of a unit's shards, of what is gathered, and of what is reduced.
 
     Raises InputError at `key`.units where its `parameters` are of several types: torch's FSDP1
     flattens those of one, and fully_shard wants one.

@@ -58,7 +58,7 @@ class AroundOptimizer(NamedTuple):
         *,
         is_wrapped: bool = False,
     ) -> AroundOptimizer:
-        """Of a loop that scales its loss, clips its gradients, or zeroes them.
+        """What a loop does that scales its loss, clips its gradients, or zeroes them.
 
         `is_wrapped`: GradScaler does not see whether the optimizer is fused.
         """

@@ -297,7 +297,7 @@ class Debugged(Around):
             yield from self._operators(work) * self._checked()
 
     def _operators(self, work: Compute) -> int:
-        """As many as the host's time is of; one where nobody knows that time."""
+        """How many operators the host's time is of; one where nobody knows that time."""
         one_ns = self._ticks.host_ns(self._device.operator_s + self._device.launch_s)
         return max(1, round(work.host_ns / one_ns)) if one_ns else 1
 
@@ -310,6 +310,6 @@ class Debugged(Around):
 
 
 def _fingerprint_s(ranks: int) -> float:
-    """Of all ranks of a collective; an all-gather has as many rounds as there are other ranks."""
+    """Seconds to compare a collective among all ranks: an all-gather has a round for each other."""
     messages = (_FINGERPRINT_OPERATIONS - 1 + 2) * (ranks - 1)
     return _FINGERPRINT_OPERATIONS * _GLOO_OPERATION_S + messages * _GLOO_MESSAGE_S

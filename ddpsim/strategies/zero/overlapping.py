@@ -117,7 +117,7 @@ class Updates:
     prices: Prices
 
     def of(self, buckets: Sequence[Bucket], assignment: Assignment) -> tuple[_Update, ...]:
-        """Of each bucket, in order."""
+        """The update of each bucket, in order."""
         done: dict[int, Launch] = {}
         most, found = Launch(0, 0), []
         for bucket, pieces in zip(buckets, assignment, strict=True):
@@ -147,7 +147,7 @@ class Updates:
         return self.prices.launch([hook, *steps])
 
     def _step(self, parameter: int) -> Work:
-        """Of one parameter: the whole optimizer's time by its bytes."""
+        """One parameter's step: the whole optimizer's time by its bytes."""
         size_bytes = self.model.parameters[parameter].size_bytes
         device_s = size_bytes / self._optimized_bytes * self.model.optimizer.device_s
         return functional_work(self.optimizer, device_s, self.prices.device)

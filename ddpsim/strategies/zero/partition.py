@@ -61,7 +61,7 @@ class Partition:
         return ceil(sum(self.elements) / (_ALIGNED * self.ranks)) * _ALIGNED
 
     def slices(self, members: Iterable[int]) -> list[Slice]:
-        """Of a bucket, neighbours of one rank as one."""
+        """The slices of a bucket; neighbours of one rank are one."""
         ends = list(accumulate(self.elements))
         found: list[Slice] = []
         for i in members:

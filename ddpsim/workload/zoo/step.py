@@ -127,7 +127,7 @@ def outputs_of(forward: Sequence[Row]) -> Iterator[float]:
 
 
 def _value(polynomial: list[float], batch: int, x: int) -> float:
-    """Of 1, x, x^2, b, b x, b x^2; zeros at the end are left out."""
+    """The value of a polynomial in 1, x, x^2, b, b x, b x^2; zeros at the end are left out."""
     terms = (1, x, x * x, batch, batch * x, batch * x * x)
     return sum(map(float.__mul__, map(float, polynomial), map(float, terms)))
 
