@@ -127,7 +127,7 @@ def doctor(
 
 
 def _compare_clocks() -> None:
-    """Where several nodes are in one job, the first rank tells whose clock is off."""
+    """Print, on the first rank of several nodes, whose clock is off."""
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if ranks == here:
         return

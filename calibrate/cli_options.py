@@ -80,7 +80,7 @@ def layouts(texts: list[str] | None, logs: int) -> list[Layout | None]:
 
 
 def operations(given: list[str] | None) -> list[Operation]:
-    """Those of --operation; all-reduces must be among them, as a profile is fitted to them."""
+    """The collectives of --operation; all-reduces must be there, as a profile is fitted to them."""
     chosen = [parsed(_operation, text, "--operation") for text in given or ["all_reduce"]]
     if "all_reduce" not in chosen:
         told = "a profile needs all-reduces; add --operation all_reduce"

@@ -14,7 +14,7 @@ _ENDING = [
 
 
 def name_of(number: int) -> str:
-    """As a person knows a signal; a real-time signal has no name."""
+    """A signal's name as a person knows it; a real-time signal has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

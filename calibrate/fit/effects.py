@@ -122,7 +122,7 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
 
 
 def _hook_s(added: Sequence[tuple[Measurement, Fitted]]) -> Fitted | None:
-    """Of backwards with tiny gradients alone."""
+    """The host's time of a hook, of backwards with tiny gradients alone."""
     small = [(m, time) for m, time in added if not m.size_bytes]
     if not small:
         return None
@@ -134,7 +134,7 @@ def _hook_s(added: Sequence[tuple[Measurement, Fitted]]) -> Fitted | None:
 
 
 def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
-    """Of the most parameters: a few tiny ones stay in a core's cache, those of a model do not."""
+    """The time to copy back, of the most parameters: few tiny ones stay in a core's cache."""
     found = _found(records, "ddp_hook", COPIES_BACK)
     most = max((m.parameters for m in found), default=0)
     each = [usual_time(m.samples_s).times(1 / most) for m in found if m.parameters == most > 0]
@@ -152,7 +152,7 @@ def _copies_in(records: Sequence[Record]) -> dict[int, list[Fitted]]:
 def _inferred_copies_in(
     records: Sequence[Record], hook: Fitted, byte: Fitted
 ) -> dict[int, list[Fitted]]:
-    """The same of what DDP adds to a backward; a size that tells nothing is left out."""
+    """Copies in by what DDP adds to a backward; a size that tells nothing is left out."""
     each: dict[int, list[Fitted]] = defaultdict(list)
     for m, added in _added_by_ddp(records):
         moved = 2 * m.size_bytes
@@ -164,7 +164,7 @@ def _inferred_copies_in(
 
 
 def _gradient_bytes(m: Measurement) -> int:
-    """Of each weight; every other parameter is a bias."""
+    """The bytes of each weight; every other parameter is a bias."""
     return m.size_bytes // (m.parameters // 2)
 
 
@@ -185,7 +185,7 @@ def _found(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurem
 
 
 def _names(variant: str) -> tuple[str, str]:
-    """Of a variant by each rank itself, and by all at once."""
+    """The names of a variant by each rank itself, and by all at once."""
     return variant, TOGETHER if variant == "alone" else f"{variant} {TOGETHER}"
 
 
@@ -222,7 +222,7 @@ def _rank_sigma(medians: Floats) -> float:
 
 
 def _autocorrelation(spread: Floats, sigma: float) -> float:
-    """Of consecutive iterations, with what lies beyond 3 sigma drawn in."""
+    """The correlation of consecutive iterations, with what lies beyond 3 sigma drawn in."""
     kept = np.clip(spread, -3 * sigma, 3 * sigma)
     kept = kept - kept.mean()
     power = float(np.sum(kept**2))

@@ -286,7 +286,7 @@ def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
 
 
 def _shares_kept(together: Measurement, alone: Measurement) -> Iterator[list[float]]:
-    """Of each rank, or of the slower one where they were not measured apart: a share a sample."""
+    """Shares of each rank, one a sample; of the slower one where they were not measured apart."""
     besides = together.samples_by_rank_s or (together.samples_s,)
     alones = alone.samples_by_rank_s or (alone.samples_s,)
     for alone_s, beside_s in zip(alones, besides, strict=True):

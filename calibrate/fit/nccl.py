@@ -93,7 +93,7 @@ def rows_of(samples: Sequence[Sample], others: Mapping[Measured, Sequence[Sample
 
 
 def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[str]]:
-    """Those of layouts with enough message sizes, and what is said of the others.
+    """Keep samples of layouts with enough message sizes, and say which have too few.
 
     Raises FitError where none has enough.
     """

@@ -309,7 +309,7 @@ def _hold_the_same(one: Record, other: Record) -> bool:
 
 
 def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
-    """Of records with other software, or other variables that change what is measured."""
+    """Warn of records with other software, or with variables that change what is measured."""
     found = []
     said = [
         {"torch": here.torch, here.backend: here.library, **here.variables}
@@ -326,7 +326,7 @@ def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list
 
 
 def _pace_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
-    """Of records in which the same compute, with nothing beside it, took much longer."""
+    """Warn of records in which the same compute, with nothing beside it, took much longer."""
     bare_s = {s: bare_compute_s(record) for s, record in zip(sources, records, strict=True)}
     return [
         f"{source}: compute with nothing beside it took {times:.2f} times as long as in the "

@@ -26,7 +26,7 @@ _SHARE = 0.05  # of a direction that is not told: then neither is the parameter
 
 @dataclass(frozen=True)
 class Solution:
-    """Where a fit ended; every array has one entry a parameter.
+    """The end of a fit; every array has one entry a parameter.
 
     `stderr` and `correlation` are nan where the measurements do not tell the parameter, and
     where `at_bound` says that it is zero. `cost` is the robust sum of squares.
@@ -74,7 +74,7 @@ def polish(
     optional: Sequence[int],
     same: float = 0.0,
 ) -> Solution:
-    """The same minimum to the last digit, with its standard errors.
+    """Find the same minimum to the last digit, with its standard errors.
 
     A parameter that is as good at zero is put there. Those named in `optional` are dropped, while
     the others follow, unless the Bayesian information criterion wants them: what two parameters
@@ -163,7 +163,7 @@ def _jacobian(residuals: Residuals, unit: Floats) -> Floats:
 
 
 def _inverse(jacobian: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Of J'J, by singular values, and which parameters it tells."""
+    """The inverse of J'J, by singular values, and which parameters it tells."""
     norm = np.linalg.norm(jacobian, axis=0)
     norm = np.where(norm > 0, norm, 1.0)
     _, singular, directions = np.linalg.svd(jacobian / norm, full_matrices=False)

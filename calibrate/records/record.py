@@ -60,7 +60,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Environment(Part):
-    """Where a record comes from; two records fit together if their `machine` is the same.
+    """The origin of a record; two records fit together if their `machine` is the same.
 
     And `processor`, where both tell it.
     """

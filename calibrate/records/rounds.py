@@ -62,7 +62,7 @@ class RoundOptions(ModelOptions):
 
     @property
     def kept(self) -> str:
-        """Where the rounds are."""
+        """Say where the rounds are."""
         return (
             f"The rounds until then are in {self.output}, if it is there yet: once there are "
             f"{self.rounds[0]}, they are written every {KEEP_S:.0f} s."
@@ -336,7 +336,7 @@ def _joined(parts: Sequence[_P]) -> _P:
 
 
 def slowest(samples: Samples) -> tuple[float, ...]:
-    """Of each round the time of the slowest rank."""
+    """The slowest rank's time of each round."""
     return tuple(max(row) for row in samples)
 
 

@@ -133,7 +133,7 @@ class Campaign:
             first.replace(path)
 
     def _slowness(self) -> dict[Path, float]:
-        """Of all records and rounds of the folder, which may hold more."""
+        """The slowness of all records and rounds of the folder, which may hold more."""
         return slowness([*self.folder.glob("record*.json"), *self.folder.glob("rounds-*.json")])
 
     def _jobs(self) -> Iterator[_Job]:

@@ -252,7 +252,7 @@ def _receive_on_one_core(namespace: str, device: str, host: int) -> None:
 
 
 def _core_mask(core: int) -> str:
-    """As the kernel reads sets of cores: hexadecimal, 32 cores between commas."""
+    """A set of one core as the kernel reads it: hexadecimal, 32 cores between commas."""
     words = [0] * (core // 32) + [1 << core % 32]
     return ",".join(f"{word:08x}" for word in reversed(words))
 

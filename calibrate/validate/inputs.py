@@ -255,7 +255,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
 
 
 def _relative_error(runs: Sequence[Rounds]) -> float | None:
-    """Of the mean over runs of the usual iteration, the mean over ranks."""
+    """The relative error of the mean over runs of the usual iteration, the mean over ranks."""
     time = averaged([median_time([fmean(row) for row in run.alone.whole_s]) for run in runs])
     return None if time.stderr is None else time.stderr / time.value
 
@@ -285,7 +285,7 @@ def _averages(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[float | None]:
-    """Of each parameter: the mean over runs and ranks, each run's in its usual backward."""
+    """When each gradient is ready, in usual backwards: the mean over runs and ranks."""
     longer = [
         usual_s / fmean(rank_medians(run.alone.backward_s))
         for run, (_, usual_s, _) in zip(runs, parts, strict=True)
@@ -303,7 +303,7 @@ def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[flo
 
 
 def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
-    """Of each parameter: the mean over runs and ranks; None where no run measured it.
+    """Each parameter's hook: the mean over runs and ranks; None where no run measured it.
 
     All of them so many times as long that they make the bare backward as long as the one under DDP,
     where that was measured: what a hook costs the work after it is not in its own time.

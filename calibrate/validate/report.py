@@ -100,7 +100,7 @@ class Case(Part):
 
     @property
     def baseline_error(self) -> float:
-        """Of the best naive answer, relative, without its sign."""
+        """The relative error of the best naive answer, without its sign."""
         naive = (self.compute_only_s, self.no_overlap_s, self.perfect_overlap_s)
         return min(abs(seconds / self.measured_s - 1) for seconds in naive)
 
@@ -205,7 +205,7 @@ class Sweep(Part):
 
     @property
     def ranked(self) -> tuple[bool, ...]:
-        """Of each case that differs from DDP by default beyond the noise: is the sign right?"""
+        """Whether the sign is right, for cases that differ from DDP by default beyond the noise."""
         found, by_name = [], {case.variant: case for case in self.cases}
         for case in self.cases:
             plain = by_name.get(case.plain or "")

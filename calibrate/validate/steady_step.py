@@ -48,7 +48,7 @@ _Name = TypeVar("_Name")
 
 
 def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
-    """Of each run the median seconds of an iteration, the slower rank's.
+    """The median seconds of an iteration of each run, the slower rank's.
 
     Over the rounds of the variants of these indices, each as it would have been had its forward
     taken what those of all variants with the same forward usually take: in logarithms the
@@ -133,7 +133,7 @@ def _usual_forward(runs: Sequence[Rounds], kind: object) -> float:
 
 
 def _logarithms(steps: Sequence[Steps], part: str) -> Floats:
-    """Of the slower rank's seconds, round by round."""
+    """Logarithms of the slower rank's seconds, round by round."""
     return np.log([seconds for one in steps for seconds in slowest(getattr(one, part))])
 
 

@@ -170,7 +170,7 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
 
 
 def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
-    """Of each variant, itself and those that differ from it by a cap that does nothing."""
+    """For each variant, itself and others that differ from it by a cap that does nothing."""
 
     def key(variant: VariantSamples) -> tuple[object, ...]:
         return variant.bucket_bytes, variant.variant.model_copy(update={"bucket_cap_mb": None})

@@ -167,7 +167,7 @@ class _Names:
 
     @classmethod
     def of(cls, device: Device, steps: Sequence[MeasuredStep]) -> _Names:
-        """Those that the steps tell of."""
+        """The figures of a device that the steps tell of."""
         used = {step.rate(device) for step in steps}
         products = tuple(rate for rate in device.peak_flops_per_s if rate in used)
         convolved = {
@@ -201,7 +201,7 @@ class _Names:
         return low, high
 
     def fractions(self, usual: Fractions, values: Floats) -> Fractions:
-        """Those of these logarithms; what is not fitted as usual."""
+        """Fractions of these logarithms; what is not fitted stays as usual."""
         figures = np.minimum(np.exp(values), _MOST).tolist()
         floor_s = figures.pop() if self.floor else usual.kernel_floor_s
         matmul = dict(zip(self.products, figures, strict=False))

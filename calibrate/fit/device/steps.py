@@ -41,7 +41,7 @@ class MeasuredStep:
 
     @cached_property
     def workload(self) -> Workload:
-        """As a scenario would say it.
+        """The step as a scenario would say it.
 
         On a CPU torch fuses no attention that drops out (sdp_utils_cpp.cpp), which is BERT's and
         GPT-2's: it is written out.
@@ -75,7 +75,7 @@ class MeasuredStep:
         return forward, backward, optimizer
 
     def predicted_s(self, device: Device) -> tuple[float, float, float]:
-        """The same as estimated: each takes its device or its host, whichever is longer."""
+        """The step as estimated: each part takes its device or its host, whichever is longer."""
         forward, backward, optimizer = map(max, self.device_and_host_s(device))
         return forward, backward, optimizer
 

@@ -166,7 +166,7 @@ def _collectives(layout: Layout) -> Iterator[Task]:
 
 
 def _all_reduces(layout: Layout, *, gpu: bool) -> Iterator[Task]:
-    """Those of the world first: nothing is needed as much.
+    """Yield all-reduces, those of the world first: nothing is needed as much.
 
     What float16 takes, and a rested link lets through, is gloo's and a shaper's alone.
     """

@@ -429,7 +429,7 @@ def _device_copy(task: Task, job: Job) -> Round:
 
 
 def _on_device(task: Task, job: Job, work: Work) -> Round:
-    """Of this rank's own accord, or, where its variant says so, as soon as an all-reduce is done.
+    """Time this rank's work when it likes, or, by its variant, right after an all-reduce.
 
     Ranks of one machine share its memory, and in DDP they copy at the same time.
     """

@@ -56,7 +56,7 @@ _USUAL_BYTES = 4 * 2**30  # assumed of a CPU that does not tell
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Where to, how long, and on what."""
+    """The options of a device's measurement: where it goes, how long it takes, on what."""
 
     output: Path
     time_budget_s: float = 480.0
@@ -170,7 +170,7 @@ class _Session:
         return ""
 
     def _expected_s(self, case: Case) -> float:
-        """Of a model by its FLOPs and the best product so far; 0 of what is not known."""
+        """Seconds of a model by its FLOPs and the best product so far; 0 of what is not known."""
         if not case.model:
             return 0.0
         best = max((m.flops / m.best_s() for m in self._record.of("product")), default=0.0)

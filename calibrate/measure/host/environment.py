@@ -1,4 +1,4 @@
-"""Where a record comes from: machine, software, and whether all ranks run the same."""
+"""The origin of a record: machine, software, and whether all ranks run the same."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_same_environment(
     others: Sequence[tuple[str, object, object]] = (),
     here: str = "this job",
 ) -> None:
-    """The same of what a record's environment tells, and of `others`: name, was, is."""
+    """Check that a record's environment is that of this job, and `others`: name, was, is."""
     pairs: list[tuple[str, object, object]] = [
         (name, getattr(old, name), getattr(new, name))
         for name in ("machine", "device", "torch", "backend", "library")
@@ -170,7 +170,7 @@ def check_same_environment(
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Of the first processor."""
+    """The kernel's figures of the first processor."""
     first = text_of(root / "proc/cpuinfo").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}

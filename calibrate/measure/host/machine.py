@@ -53,7 +53,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _figure(path: Path, name: str) -> int | None:
-    """Of a file of lines "name figure ..."."""
+    """The figure of a name in a file of lines "name figure ..."."""
     for line in text_of(path).splitlines():
         if line.split()[:1] == [name]:
             return int(line.split()[1])

@@ -248,7 +248,7 @@ def _measure_ddp(training: Training, samples: Samples, steps: int) -> None:
 
 
 def _exponent(training: Training, job: Job, iterations: int) -> tuple[Document, str]:
-    """Of interference, from all ranks; or why it is not known, with what to do."""
+    """The exponent of interference, from all ranks; or why it is not known, with what to do."""
     beside, lacking = _try_beside(training, job)
     if beside is None:
         return {}, lacking

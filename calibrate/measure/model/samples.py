@@ -182,7 +182,7 @@ def alone() -> dist.ProcessGroup:
 def under_ddp(
     bare: Training, bucket_cap_mb: float | None = None, *, find_unused_parameters: bool = False
 ) -> Training:
-    """The same under DDP of this process alone, with a model of its own."""
+    """Put the training, with a model of its own, under DDP of this process alone."""
     own = bare.again()
     wrapped = DistributedDataParallel(
         own.model,
@@ -255,7 +255,7 @@ class Looks:
         self._taken_s[name] = time.perf_counter() - self._began_s
 
     def taken_s(self) -> dict[str, float]:
-        """Of the backwards since the last call; of several the last."""
+        """The seconds of the backwards since the last call; of several the last."""
         taken_s, self._taken_s = self._taken_s, {}
         return taken_s
 

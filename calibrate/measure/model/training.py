@@ -170,7 +170,7 @@ class Training:
     scaler: torch.amp.GradScaler | None = None
 
     def again(self) -> Training:
-        """The same with a model, a loss and an optimizer of its own, and the weights of this one.
+        """Make a model, a loss and an optimizer of its own, with the weights of this one.
 
         Made anew and not copied: a loss may use its model, and not every model can be copied.
         """
@@ -192,7 +192,7 @@ class Training:
         return replace(self, model=model, loss=loss).optimizing()
 
     def optimizing(self, make: Callable[..., torch.optim.Optimizer] | None = None) -> Training:
-        """The same with a new optimizer, of the parameters that the model has now.
+        """Take a new optimizer, of the parameters that the model has now.
 
         `make` takes its class, parameters and options; omitted: it is of that class.
         """
@@ -437,7 +437,7 @@ def hook_gradients(
 
 
 def _moved(inputs: Any, device: torch.device) -> Any:
-    """The same with each tensor on the device, in whatever containers they are."""
+    """Move each tensor to the device, in whatever containers they are."""
 
     def moves_itself(value: Any) -> bool:  # a tensor, or such as a packed sequence of them
         return callable(getattr(value, "to", None))
@@ -478,5 +478,5 @@ class TinyParameters(nn.Module):
         self.parts = nn.ParameterList(torch.zeros(8) for _ in range(_TINY_PARAMETERS))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As many numbers as there are, once the parameters are taken together."""
+        """Return as many numbers as there are, once the parameters are taken together."""
         return torch.cat(list(self.parts)) * x

@@ -44,7 +44,7 @@ _SETTLE_S = 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: torchrun's variables."""
+    """A rank's place in its job: torchrun's variables."""
 
     rank: int
     world_size: int
@@ -155,7 +155,7 @@ class Job:
         return self.from_first(done)[0]
 
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
-        """As many floats from each rank, by rank."""
+        """Gather as many floats from each rank, by rank."""
         mine = torch.tensor(values, dtype=torch.float64)
         said = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(said, mine, group=self._talk)

@@ -155,7 +155,7 @@ def _joined(x: Tensor) -> Tensor:
 
 
 class Vit(nn.Module):
-    """Of images of 224 x 224 in patches of 16 x 16."""
+    """A vision transformer of images of 224 x 224 in patches of 16 x 16."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
