@@ -26,7 +26,7 @@ LEVEL = 0.8
 # model; and of a device of which only its peaks are known (docs/validation.md, section 3)
 ROOFLINE = {
     "convolutional": Uncertainty(0.15, "the error of 180 measured steps, by other publishers'"),
-    "attention": Uncertainty(0.11, "the error of 180 measured steps and 64 jobs, by others'"),
+    "attention": Uncertainty(0.11, "the error of 180 measured steps and 72 jobs, by others'"),
 }
 # medians of 12 kinds of layers and GPUs (docs/explanation/compute.md): root mean square
 RECURRENT = Uncertainty(0.44, "DeepBench's recurrent layers; none set the estimate")

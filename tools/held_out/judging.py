@@ -19,7 +19,7 @@ from ddpsim.prediction.interval import ROOFLINE
 from ddpsim.prediction.uncertainty import edges
 from held_out.own_models import MODELS
 
-__all__ = ["Judged", "Scaled", "judged", "scaled"]
+__all__ = ["Judged", "Scaled", "judged", "own_models", "scaled"]
 
 STEPS, SCALING = MODELS.parent / "judging-steps.csv", MODELS.parent / "judging-scaling.csv"
 
@@ -71,10 +71,16 @@ def scaled() -> tuple[Scaled, ...]:
         return tuple(_scaled(row, files[row["model"]]) for row in csv.DictReader(lines))
 
 
+def own_models() -> dict[str, Any]:
+    """Tables of the models that are not the zoo's, by name."""
+    models: dict[str, Any] = json.loads(gzip.decompress(MODELS.read_bytes()))
+    return models
+
+
 @contextmanager
 def _model_files() -> Iterator[dict[str, Path]]:
     """Files of the models that are not the zoo's, by name."""
-    models: dict[str, Any] = json.loads(gzip.decompress(MODELS.read_bytes()))
+    models = own_models()
     with tempfile.TemporaryDirectory() as folder:
         files = {f"own-{name}": Path(folder) / f"{name}.json" for name in models}
         for file in files.values():

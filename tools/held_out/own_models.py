@@ -2,7 +2,7 @@
 
 `python -m held_out.own_models` (in tools/) captures them into tests/data/own-models.json.gz. Source
 of their shapes: xiaoran007/GPU-Insights, benchmark/models (ViT-B/16, a U-Net of 31 million
-parameters, a diffusion model of 62 million).
+parameters, a diffusion model of 62 million); params.json of Llama 2 and Code Llama 34B.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from torch.nn import functional
 from calibrate.capture.capture import capture
 from calibrate.capture.sources import function_source
 
-__all__ = ["MODELS", "ddpm", "unet", "vit"]
+__all__ = ["LLAMAS", "MODELS", "ddpm", "llama2", "unet", "vit"]
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "own-models.json.gz"
+LLAMAS = {  # width, layers, heads, heads of keys, inner width
+    "llama2-7b": (4096, 32, 32, 32, 11008),
+    "llama2-13b": (5120, 40, 40, 40, 13824),
+    "llama2-34b": (8192, 48, 64, 8, 22016),
+    "llama2-70b": (8192, 80, 64, 8, 28672),
+}
 Made = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 _CLASSES = 10
 _WIDTHS = (64, 128, 256, 512, 1024)  # of the U-Net
 _CHANNELS = (128, 256, 384, 512)  # of the diffusion model
 _TIME, _NOISE_STEPS = 512, 1000
+_WORDS = 32000  # of Llama 2
 
 
 def vit(batch: int = 8) -> Made:
@@ -44,6 +51,13 @@ def unet(batch: int = 8) -> Made:
 def ddpm(batch: int = 8) -> Made:
     """Make the diffusion model, whose output is its loss."""
     return _Diffusion(), torch.empty(batch, 3, 64, 64), lambda loss: loss
+
+
+def llama2(batch: int = 2, seq_len: int = 4096, *, name: str = "llama2-7b") -> Made:
+    """Make a Llama 2, with tokens and cross entropy in float32."""
+    tokens = torch.zeros(batch, seq_len).long()
+    entropy = _cross_entropy(tokens.flatten())
+    return _Llama(*LLAMAS[name]), tokens, lambda scores: entropy(scores.flatten(0, 1).float())
 
 
 def _cross_entropy(labels: Tensor) -> Callable[[Tensor], Tensor]:
@@ -211,9 +225,75 @@ class _Diffusion(nn.Module):
         return functional.mse_loss(self.last(x), noise)
 
 
+class _Layer(nn.Module):
+    """A decoder's layer: rotated attention of grouped heads, and a gated pair of layers."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.size = heads, key_heads, width // heads
+        keys = key_heads * self.size
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.queries, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.keys, self.values = (nn.Linear(width, keys, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self._attended(self.norms[0](x), cosine, sine)
+        y = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+    def _attended(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        def in_heads(y: Tensor) -> Tensor:
+            return y.unflatten(-1, (-1, self.size)).transpose(1, 2)
+
+        def rotated(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, -1)
+            return y * cosine + torch.cat([-second, first], -1) * sine
+
+        queries = rotated(in_heads(self.queries(x)))
+        keys, values = rotated(in_heads(self.keys(x))), in_heads(self.values(x))
+        if self.heads > self.key_heads:
+            shared = self.heads // self.key_heads
+            keys, values = (y.repeat_interleave(shared, 1) for y in (keys, values))
+        y = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class _Llama(nn.Module):
+    """Llama 2."""
+
+    def __init__(self, width: int, layers: int, heads: int, key_heads: int, inner: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.words = nn.Embedding(_WORDS, width)
+        self.layers = nn.ModuleList(_Layer(width, heads, key_heads, inner) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, _WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        places = torch.arange(x.shape[1], device=x.device)[:, None].float()
+        angles = places * torch.ones(self.size, device=x.device)
+        cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, cosine, sine)
+        return self.head(self.norm(x))
+
+
+def __getattr__(name: str) -> Callable[..., Made]:
+    """A function for each Llama, as `MODULE:FUNCTION` names it."""
+    if name not in LLAMAS:
+        raise AttributeError(name)
+
+    def made(batch: int = 2, seq_len: int = 4096) -> Made:
+        return llama2(batch, seq_len, name=name)
+
+    return made
+
+
 def main() -> None:
     """Capture the models, and write the file."""
-    names = ("vit", "unet", "ddpm")
+    names = ("vit", "unet", "ddpm", *LLAMAS)
     sources = [function_source(f"{__package__}.own_models:{name}", None, None) for name in names]
     tables = dict(zip(names, map(capture, sources), strict=True))
     text = json.dumps(tables, separators=(",", ":"))

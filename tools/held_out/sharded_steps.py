@@ -1,7 +1,8 @@
 """Published steps of language models under FSDP, each as a whole job: its time, and what fits.
 
-Constants are those that other publishers' steps set; communication is that of the machine's preset.
-MPT is the captured model. Llama 8B is the zoo's, as torchtitan trains it.
+Constants are those that other publishers' steps set; communication is that of the machine's preset,
+but where the publisher tells its network. MPT and Llama 2 are captured models. Llama 8B is the
+zoo's, as torchtitan trains it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ddpsim.scenario.cluster import Stragglers
 from ddpsim.scenario.schema import Scenario
 from held_out.efficiency import Place, chip_of
 from held_out.errors import constants
+from held_out.judging import own_models
 from held_out.language_steps import language_models, language_rows
 
 __all__ = ["Judged", "judged_steps", "levels_table", "steps_of_unequal_gpus"]
@@ -31,7 +33,7 @@ _MACHINES = {"h100-sxm-80gb": "dgx-h100", "a100-sxm-80gb": "dgx-a100"}
 
 
 class Job(NamedTuple):
-    """A published step; `model`: the width of an MPT, or a name of the zoo."""
+    """A published step; `model`: the width of an MPT, a Llama 2, or a name of the zoo."""
 
     publisher: str
     model: str
@@ -97,8 +99,8 @@ def judged_steps(every: int = 1, publisher: str = "") -> tuple[Judged, ...]:
     """All of them, or one in so many, of a publisher or of all."""
     jobs = (job for job in _jobs() if publisher in ("", job.publisher))
     with TemporaryDirectory() as folder:
-        for width, table in language_models().items():
-            (Path(folder) / f"{width}.json").write_text(json.dumps(table), "utf-8")
+        for name, table in (language_models() | own_models()).items():
+            (Path(folder) / f"{name}.json").write_text(json.dumps(table), "utf-8")
         return tuple(_judged(job, Path(folder)) for job in islice(jobs, 0, None, every))
 
 
@@ -124,30 +126,43 @@ def steps_of_unequal_gpus(job: Job, sigma: float, seeds: Iterable[int]) -> list[
 
 
 def _scenario(job: Job, folder: Path) -> Scenario:
-    """FSDP1 as llm-foundry calls it, which reduces each micro-batch; torchtitan's FSDP2."""
-    is_mpt = job.publisher == "llm-foundry"
-    strategy = "fsdp1" if is_mpt else "fully_shard"
-    types = {"param": "bfloat16", "reduce": "bfloat16" if is_mpt else "float32"}
+    """FSDP1 as llm-foundry and fms-fsdp call it; torchtitan's FSDP2.
+
+    llm-foundry reduces each micro-batch. fms-fsdp trains 7B under HSDP.
+    """
+    is_fsdp1 = job.publisher != "torchtitan"
+    strategy = "fsdp1" if is_fsdp1 else "fully_shard"
+    file = folder / f"{job.model}.json"
+    types = {"param": "bfloat16", "reduce": "bfloat16" if is_fsdp1 else "float32"}
+    options: dict[str, Any] = {"mixed_precision": types}
+    if job.model == "llama2-7b":
+        options["sharding_strategy"] = "HYBRID_SHARD"
     workload = {
-        "model": str(folder / f"{job.model}.json") if is_mpt else job.model,
+        "model": str(file) if file.exists() else job.model,
         "batch_per_rank": job.micro_batch,
         "seq_len": job.seq_len,
         "precision": "amp-bf16",
-        "optimizer": {"name": "adamw", "weight_decay": 0.01, "fused": not is_mpt},
-        "checkpointing": job.checkpointing,
+        "optimizer": {"name": "adamw", "weight_decay": 0.01, "fused": not is_fsdp1},
+        "checkpointing": {"every": 2} if job.checkpointing == "every 2" else job.checkpointing,
     }
     if job.compiled:
         workload["compile"] = "blocks"
     if job.float8:
         workload["float8"] = {"all_gather": True, "precompute_scales": True, "skip": ["lm_head"]}
-    ddp: dict[str, Any] = {"strategy": strategy, strategy: {"mixed_precision": types}}
+    ddp: dict[str, Any] = {"strategy": strategy, strategy: options}
     if job.accumulation > 1:
         ddp |= {"accumulation_steps": job.accumulation, "no_sync": False}
-    machine = _MACHINES.get(job.device)
-    where = {"machine": machine} if machine else {"device": job.device, "gpus_per_node": 8}
-    cluster = where | {"nodes": job.gpus // 8}
+    cluster = _cluster(job) | {"nodes": job.gpus // 8}
     told = {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
     return load_scenario(told)
+
+
+def _cluster(job: Job) -> dict[str, Any]:
+    if job.publisher == "ibm-fms" and job.device.startswith("a100"):
+        network = {"bandwidth": "400 Gbit/s", "transport": "rdma"}
+        return {"device": job.device, "gpus_per_node": 8, "inter_node": network}
+    machine = _MACHINES.get(job.device)
+    return {"machine": machine} if machine else {"device": job.device, "gpus_per_node": 8}
 
 
 def _predicted(scenario: Scenario, job: Job) -> Result:
@@ -168,7 +183,8 @@ def levels_table() -> str:
             (job.model.isdigit(), job.checkpointing) == (True, "none")
         ),
         "MPT, checkpointed": lambda job: (job.model.isdigit(), job.checkpointing) == (True, "full"),
-        "Llama 3.1 8B (torchtitan)": lambda job: not job.model.isdigit(),
+        "Llama 3.1 8B (torchtitan)": lambda job: job.publisher == "torchtitan",
+        "Llama 2, 7B to 70B (fms-fsdp)": lambda job: job.publisher == "ibm-fms",
         "all": lambda _: True,
     }
     for name, is_such in kinds.items():
