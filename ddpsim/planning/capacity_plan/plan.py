@@ -103,6 +103,8 @@ class _Planner:
         answer, met, within_budget = self._chosen()
         if answer.fits is False and met is not None:
             met, within_budget = False, None
+        if self.looks_further:
+            self._find_the_first_sure(answer)
         rates = {gpus: size.progress for gpus, size in tried.sizes.items()}
         usable = [size.gpus for size in tried.usable()]
         marginal = marginal_efficiencies(rates)
@@ -211,13 +213,20 @@ class _Planner:
 
     def _sure(self, sizes: Iterable[Capacity]) -> Capacity | None:
         """The smallest that is in time even at the slow edge of its interval."""
-        within_s = self.asked.target.within_s
-        if within_s is None:
-            return None
-        return next(
-            (size for size in sizes if (edges := size.calendar_s[1]) and edges[1] <= within_s),
-            None,
-        )
+        return next(filter(self._is_sure, sizes), None)
+
+    def _is_sure(self, size: Capacity) -> bool:
+        within_s, edges = self.asked.target.within_s, size.calendar_s[1]
+        return within_s is not None and edges is not None and edges[1] <= within_s
+
+    def _find_the_first_sure(self, answer: Capacity) -> None:
+        """Try numbers of nodes below the first of the ladder that is in time at its slow edge."""
+        usable = self.tried.usable()
+        sure = self._sure(usable)
+        if sure is None or sure.gpus <= answer.gpus or self.asked.global_batch is not None:
+            return
+        late = max(size.nodes for size in usable if size.gpus < sure.gpus)
+        self.tried.halve(late, sure.nodes, self._is_sure)
 
     def _next_doubling(self, answer: Capacity) -> NextDoubling | None:
         """None where twice the GPUs cannot be had, or a log says nothing of them."""

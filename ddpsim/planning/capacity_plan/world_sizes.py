@@ -103,6 +103,16 @@ class WorldSizes:
         self.searched = f"{halved}, then every number from {ends[0]} to {ends[1]}"
         return self._times(numbers)
 
+    def halve(self, low: int, high: int, is_high: Callable[[Capacity], bool]) -> None:
+        """Simulate numbers of nodes until no other lies between the last low and the first high."""
+        numbers = [nodes for nodes in range(low, high + 1) if self._reshards(nodes)]
+        while len(numbers) > 2:
+            half = len(numbers) // 2
+            found = self.simulated(numbers[half], self.asked.scenario.cluster.gpus_per_node)
+            if found is None:
+                return
+            numbers = numbers[: half + 1] if is_high(found) else numbers[half:]
+
     def _reshards(self, nodes: int) -> bool:
         """Whether the ranks that keep a copy divide those of so many nodes."""
         scenario = self.asked.scenario

@@ -16,6 +16,7 @@ from shipped_scenarios import load as scenario
 import ddpsim
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.planning.options import parse_target
+from ddpsim.prediction.api import predict
 from ddpsim.report.capacity.plan import render_plan
 from ddpsim.result.capacity import Capacity, Money, Target
 from ddpsim.scenario.schema import Scenario
@@ -46,6 +47,19 @@ def test_the_fewest_nodes_are_those_of_brute_force(hours: float) -> None:
     assert late == []
     assert plan.met is True
     assert plan.answer.time_s == time_s(asked, plan.answer.nodes, target) <= hours * 3600
+
+
+@pytest.mark.parametrize("hours", [1.3, 2.0])
+def test_the_fewest_nodes_that_are_in_time_at_the_slow_edge(hours: float) -> None:
+    """By every number of nodes from the answer on, though the ladder goes by powers of two."""
+    asked, target = scenario("resnet50-2x8-25gbit"), Target(90, 1_280_000, "samples", hours * 3600)
+    plan = plan_capacity(asked, target, max_gpus=128)
+    assert plan.sure
+    assert plan.sure.nodes > plan.answer.nodes
+    for nodes in range(plan.answer.nodes, plan.sure.nodes + 1):
+        result = predict(with_nodes(asked, nodes))
+        edge_s = time_s(asked, nodes, target) * result.edges_s[1] / result.iteration_time_s.mean
+        assert (edge_s <= hours * 3600) is (nodes == plan.sure.nodes)
 
 
 def test_a_size_between_two_late_ones_is_found_under_one_leaf() -> None:
