@@ -84,7 +84,7 @@ class Environment(Part):
 
     @property
     def cores(self) -> int | None:
-        """Those of the machine; None where ranks compute on GPUs, or it is not told."""
+        """Cores of the machine; None where ranks compute on GPUs, or it is not told."""
         told = self.details.get("cores", "") if self.device == "cpu" else ""
         return int(told) if told.isdecimal() else None
 
