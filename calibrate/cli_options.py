@@ -74,8 +74,8 @@ def layouts(texts: list[str] | None, logs: int) -> list[Layout | None]:
     """One of --layout for each of so many logs; None without the option."""
     read: list[Layout | None] = [parsed(parse_layout, text, "--layout") for text in texts or ()]
     if len(read) not in (0, 1, logs):
-        told = f"was given {len(read)} times for {logs} logs; give one, or one for each log"
-        raise typer.BadParameter(told, param_hint="--layout")
+        problem = f"was given {len(read)} times for {logs} logs; give one, or one for each log"
+        raise typer.BadParameter(problem, param_hint="--layout")
     return read if len(read) == logs else (read or [None]) * logs
 
 
@@ -83,15 +83,15 @@ def operations(given: list[str] | None) -> list[Operation]:
     """The collectives of --operation; all-reduces must be there, as a profile is fitted to them."""
     chosen = [parsed(_operation, text, "--operation") for text in given or ["all_reduce"]]
     if "all_reduce" not in chosen:
-        told = "a profile needs all-reduces; add --operation all_reduce"
-        raise typer.BadParameter(told, param_hint="--operation")
+        problem = "a profile needs all-reduces; add --operation all_reduce"
+        raise typer.BadParameter(problem, param_hint="--operation")
     return [*dict.fromkeys(chosen)]
 
 
 def _operation(text: str) -> Operation:
-    for known in get_args(Operation):
-        if text == known:
-            operation: Operation = known
+    for each in get_args(Operation):
+        if text == each:
+            operation: Operation = each
             return operation
     raise ValueError(f"{text!r} is none of {', '.join(get_args(Operation))}")
 
@@ -100,8 +100,8 @@ def check_ranks_devices(device: str, threads: int) -> None:
     """Refuse a device or threads of the user's: ranks compute where DDP has them do."""
     if device != "auto" or threads != 1:
         option = "--device" if device != "auto" else "--threads"
-        told = "several ranks each take a device of their own, on a CPU with one thread"
-        raise typer.BadParameter(f"{told}; drop it", param_hint=option)
+        problem = "several ranks each take a device of their own, on a CPU with one thread"
+        raise typer.BadParameter(f"{problem}; drop it", param_hint=option)
 
 
 _OF_FSDP1 = " Write reshard_after_forward, where SHARD_GRAD_OP is false and FULL_SHARD true."
@@ -113,8 +113,8 @@ def variants_of(texts: list[str] | None) -> list[Variant]:
 
 
 def _variant(text: str) -> Variant:
-    def refused(said: str) -> typer.BadParameter:
-        return typer.BadParameter(f"{shown(text)}: {said}", param_hint="--variant")
+    def refused(words: str) -> typer.BadParameter:
+        return typer.BadParameter(f"{shown(text)}: {words}", param_hint="--variant")
 
     keys: dict[str, str] = {}
     for part in split_values(text):
@@ -131,12 +131,12 @@ def _variant(text: str) -> Variant:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = "".join(map(str, problem["loc"]))
-        said = in_own_words(problem)
+        reason = in_own_words(problem)
         if problem["type"] == "extra_forbidden":
             known = list(Variant.model_fields)
             hint = _OF_FSDP1 if place == "sharding_strategy" else did_you_mean(place, known)
-            said = f"is no key of a variant.{hint} Known: {', '.join(known)}"
-        raise refused(f"{place} {said}".strip()) from None
+            reason = f"is no key of a variant.{hint} Known: {', '.join(known)}"
+        raise refused(f"{place} {reason}".strip()) from None
 
 
 def bucket_cap_mb(text: str) -> float | None:

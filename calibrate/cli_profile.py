@@ -94,12 +94,12 @@ def show(
     from ddpsim.importers.profiles.cluster import read_cluster_profile
     from ddpsim.scenario.quantity import SourceFile
 
-    known = read_cluster_profile(SourceFile(str(file), file))
+    profile = read_cluster_profile(SourceFile(str(file), file))
     for option, given in (("--for", predicted), ("--up-to", up_to)):
-        if given and known.backend != "nccl":
-            told = f"a profile of {known.backend} does not say what to measure next; drop it"
-            raise typer.BadParameter(told, param_hint=option)
-    print("\n".join((shown(known), *show_next(known, Target.of(known, predicted, up_to)))))
+        if given and profile.backend != "nccl":
+            problem = f"a profile of {profile.backend} does not say what to measure next; drop it"
+            raise typer.BadParameter(problem, param_hint=option)
+    print("\n".join((shown(profile), *show_next(profile, Target.of(profile, predicted, up_to)))))
 
 
 def import_nccl_tests(

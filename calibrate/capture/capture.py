@@ -194,14 +194,14 @@ def _through(points: Sequence[tuple[int, Fraction]]) -> list[Fraction]:
     def at(x: int, coefficients: Sequence[Fraction]) -> Fraction:
         return sum((a * x**power for power, a in enumerate(coefficients)), Fraction(0))
 
-    found, basis = [Fraction(0)] * _POWERS, [Fraction(1)]
+    terms, basis = [Fraction(0)] * _POWERS, [Fraction(1)]
     for x, value in points:
-        scale = (value - at(x, found)) / at(x, basis)
-        found = [a + scale * b for a, b in zip_longest(found, basis, fillvalue=Fraction(0))]
+        scale = (value - at(x, terms)) / at(x, basis)
+        terms = [a + scale * b for a, b in zip_longest(terms, basis, fillvalue=Fraction(0))]
         basis = [
             a - x * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)
         ]
-    return found
+    return terms
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _document(recorder: _Recorder, free: _Range, reason: str) -> Document:
     if not free.sizes and source.sizes:
         sizes = source.sizes[0].entry(is_free=False) | {"because": reason}
     captured = {
-        "source": f"{source.told} on shapes alone, torch {torch.__version__.partition('+')[0]}",
+        "source": f"{source.origin} on shapes alone, torch {torch.__version__.partition('+')[0]}",
         "parameter_count": sum(tensor.numel() for tensor in named.values()),
         "batch": None if free.batch is None else {"only": free.batch, "because": reason},
         "size": sizes,

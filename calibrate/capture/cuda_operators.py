@@ -219,10 +219,10 @@ def cuda_operators() -> Iterator[None]:
         begin(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     def ended(self: torch.autocast, *args: Any) -> Any:
-        said = end(self, *args)
+        result = end(self, *args)
         if not torch.is_autocast_enabled("cuda"):
             _CASTS.clear()
-        return said
+        return result
 
     has_cuda = "torch.cuda.amp.common.amp_definitely_not_available"
     with ExitStack() as stack:

@@ -134,8 +134,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
 
 
 def _kind_of(func: Any, name: str, args: Sequence[Any], written: Sequence[Tensor]) -> Kind:
-    if known := _KIND.get(name):
-        return known
+    if kind := _KIND.get(name):
+        return kind
     if name.startswith(("upsample", "_upsample")):
         return "pooling"
     if name in _POINTWISE_NAMES or torch.Tag.pointwise in func.tags:
@@ -197,17 +197,17 @@ def _forward(
 
 def _convolution_backward(args: Sequence[Any], out: Sequence[Tensor]) -> list[Operator]:
     """Gradients of input and weight, and the bias's sum; `out` holds those that are asked for."""
-    gradient, image, weight, _, stride, _, _, is_transposed, _, groups, asked = args[:11]
+    gradient, image, weight, _, stride, _, _, is_transposed, _, groups, wanted_gradients = args[:11]
     made = iter(out)
     operators = []
     # flop_counter multiplies all input with all output channels for a weight's gradient, also those
     # of different groups: here each product has two FLOPs for each of its multiply-adds
-    if asked[0]:
+    if wanted_gradients[0]:
         of_input = _forward(
             gradient, weight, next(made), groups, stride, is_transposed=not is_transposed
         )
         operators.append(_moving(of_input, (gradient, weight), (image,)))
-    if asked[1]:
+    if wanted_gradients[1]:
         small, large = (image, gradient) if is_transposed else (gradient, image)
         kernel = math.prod(weight.shape[2:])
         of_weight = Operator(
@@ -221,7 +221,7 @@ def _convolution_backward(args: Sequence[Any], out: Sequence[Tensor]) -> list[Op
             item_bytes=image.element_size(),
         )
         operators.append(_moving(of_weight, (gradient, image), (next(made),)))
-    if asked[2]:
+    if wanted_gradients[2]:
         bias = next(made)
         moved = _bytes([gradient]), _bytes([bias])
         operators.append(moving("reduction", *moved, bias.element_size()))

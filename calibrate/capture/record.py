@@ -105,8 +105,8 @@ def record(model: nn.Module, loss: Callable[[], Tensor], precision: Recorded) ->
                 torch.autograd.backward(result)
                 step.recording.backward.append(step.recorder.cut())
         except NoValuesError as error:
-            told = NoValuesError(f"in or after module {step.recorder.module!r}: {error}")
-            raise told.with_traceback(error.__traceback__) from None
+            reason = NoValuesError(f"in or after module {step.recorder.module!r}: {error}")
+            raise reason.with_traceback(error.__traceback__) from None
         model.zero_grad(set_to_none=True)
         return step.done()
 
@@ -132,9 +132,9 @@ class _Step:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.recording, self.recorder = Recording(), _Recorder()
-        own = (*model.parameters(), *model.buffers())
+        tensors = (*model.parameters(), *model.buffers())
         # addresses of the storages behind its tensors
-        self._kept = Kept({tensor.untyped_storage()._cdata for tensor in own})  # noqa: SLF001
+        self._kept = Kept({tensor.untyped_storage()._cdata for tensor in tensors})  # noqa: SLF001
         self._is_forward = True
 
     def save(self, tensor: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def cudnn_rnn(mode: int, args: Sequence[Any]) -> tuple[Tensor, ...]:
     each = len(weights) // (layers * (2 if both_ways else 1))
     shape = (size, projected, layers, batch_first, dropout, train, both_ways)
     run = aten._cudnn_rnn  # noqa: SLF001 - it has no public name
-    found = run(inputs, weights, each, None, hidden, cell, mode, *shape, [], None)
-    return tuple(found[: 2 if cell is None else 3])
+    results = run(inputs, weights, each, None, hidden, cell, mode, *shape, [], None)
+    return tuple(results[: 2 if cell is None else 3])
 
 
 class _Layers(NamedTuple):
@@ -116,38 +116,38 @@ def forward_shapes(image: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 def backward_shapes(image: Tensor, weights: Sequence[Tensor], *args: Any) -> tuple[Any, ...]:
     """Gradients of input, states and weights."""
-    hidden, cell, asked = args[2], args[3], args[-1]
+    hidden, cell, wanted_gradients = args[2], args[3], args[-1]
     like = (image, hidden, cell)
     made = [
         torch.empty_like(one) if wanted and one is not None else None
-        for one, wanted in zip(like, asked, strict=False)
+        for one, wanted in zip(like, wanted_gradients, strict=False)
     ]
-    return (*made, [torch.empty_like(one) for one in weights] if asked[3] else [])
+    return (*made, [torch.empty_like(one) for one in weights] if wanted_gradients[3] else [])
 
 
 def forward_operators(args: Sequence[Any]) -> list[Operator]:
     """The products of `_cudnn_rnn`, layer by layer and direction by direction."""
-    one, found = _Layers.of(args[0], args[6:14]), []
+    one, operators = _Layers.of(args[0], args[6:14]), []
     for width in one.widths:
-        found.append(one.product(one.steps * one.batch, one.gates, width))
-        found.append(one.recurrence(one.gates, one.out, is_forward=True))
+        operators.append(one.product(one.steps * one.batch, one.gates, width))
+        operators.append(one.recurrence(one.gates, one.out, is_forward=True))
         if one.out != one.hidden:
-            found.append(one.recurrence(one.out, one.hidden, is_forward=True))
-    return found
+            operators.append(one.recurrence(one.out, one.hidden, is_forward=True))
+    return operators
 
 
 def backward_operators(args: Sequence[Any]) -> list[Operator]:
     """The products of `_cudnn_rnn_backward`, the last layer first: of data, then of weights."""
-    one, asked = _Layers.of(args[0], args[10:18]), args[-1]
-    rows, found = one.steps * one.batch, []
+    one, wanted_gradients = _Layers.of(args[0], args[10:18]), args[-1]
+    rows, operators = one.steps * one.batch, []
     for width in reversed(list(one.widths)):
         if one.out != one.hidden:
-            found.append(one.recurrence(one.hidden, one.out, is_forward=False))
-        found.append(one.recurrence(one.out, one.gates, is_forward=False))
-        found.append(one.product(rows, width, one.gates))
-        if asked[3]:
-            found.append(one.product(one.gates, width, rows))
-            found.append(one.product(one.gates, one.out, rows))
+            operators.append(one.recurrence(one.hidden, one.out, is_forward=False))
+        operators.append(one.recurrence(one.out, one.gates, is_forward=False))
+        operators.append(one.product(rows, width, one.gates))
+        if wanted_gradients[3]:
+            operators.append(one.product(one.gates, width, rows))
+            operators.append(one.product(one.gates, one.out, rows))
             if one.out != one.hidden:
-                found.append(one.product(one.out, one.hidden, rows))
-    return found
+                operators.append(one.product(one.out, one.hidden, rows))
+    return operators

@@ -56,11 +56,11 @@ def without_values() -> Iterator[None]:
     except NoValuesError:
         raise
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        said = " ".join(str(error).split())
-        if _WITHOUT_MEMORY.search(said) is None:
+        words = " ".join(str(error).split())
+        if _WITHOUT_MEMORY.search(words) is None:
             raise
-        told = NoValuesError(f"{said.rstrip('.')}: {_ALONE}")
-        raise told.with_traceback(error.__traceback__) from error
+        reason = NoValuesError(f"{words.rstrip('.')}: {_ALONE}")
+        raise reason.with_traceback(error.__traceback__) from error
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -82,15 +82,15 @@ def tensors(tree: Any) -> list[Tensor]:
 
 def operands(*values: Any) -> list[Tensor]:
     """The tensors among an operator's arguments or results, lists of them included, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += operands(*value)
+            tensors += operands(*value)
         elif isinstance(value, dict):
-            found += operands(*value.values())
-    return found
+            tensors += operands(*value.values())
+    return tensors
 
 
 class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
@@ -125,8 +125,8 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         if "device" in kwargs:
             kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"} | {"device": META}
         key = None if func.is_view else _key(func, args, kwargs)
-        if key is not None and (known := self._results.get(key)) is not None:
-            made = [torch.empty_strided(*like[:2], dtype=like[2], device=META) for like in known]
+        if key is not None and (results := self._results.get(key)) is not None:
+            made = [torch.empty_strided(*like[:2], dtype=like[2], device=META) for like in results]
             return tuple(made) if len(made) > 1 else made[0]
         out = _run(func, args, kwargs)
         if key is not None and (likes := _fresh(out, args)):
@@ -272,8 +272,8 @@ def drop_memory(model: nn.Module) -> None:
                 torch.utils.swap_tensors(tensor, bare)  # type: ignore[no-untyped-call]
                 continue
             for module in model.modules():
-                own = (*module._parameters.items(), *module._buffers.items())  # noqa: SLF001 - as they are held
-                for name in (name for name, held in own if held is tensor):
+                tensors = (*module._parameters.items(), *module._buffers.items())  # noqa: SLF001 - as they are held
+                for name in (name for name, held in tensors if held is tensor):
                     setattr(module, name, bare)
 
 

@@ -89,13 +89,13 @@ class Source:
     """A model that can be made at a batch and a size.
 
     `make`: called with both, with the model and the inputs without memory. `batch`, `sizes`: the
-    usual ones, and those to try; none where the model takes no size. `told`: of the model in words.
+    usual ones, and those to try; none where the model takes no size. `origin`: the model in words.
     """
 
     name: str
     title: str
     family: str
-    told: str
+    origin: str
     make: Callable[[int, int | None], Made]
     batch: int
     default: int | None = None
@@ -182,9 +182,9 @@ def _torchvision(name: str, size: int | None) -> Source:
     if name not in models.list_models():
         raise MeasureError(f"torchvision has no model {shown(name)}: see torchvision.models")
     side = size or 299 if name == "inception_v3" else size or 224
-    told = f"{versions('torchvision')} {name}()"
+    origin = f"{versions('torchvision')} {name}()"
     with users_own_errors(f"torchvision:{name}"):
-        return image_source(name, told, lambda: models.get_model(name), (3, side, side))
+        return image_source(name, origin, lambda: models.get_model(name), (3, side, side))
 
 
 def _timm(name: str, size: int | None) -> Source:
@@ -200,8 +200,8 @@ def _timm(name: str, size: int | None) -> Source:
                     model = library.create_model(name, img_size=size)
             model = model or library.create_model(name)
         channels, side, _ = model.pretrained_cfg["input_size"]  # of the name that it has now
-        told = f"{versions('timm')} create_model({name})"
-        return image_source(name, told, lambda: model, (channels, size or side, size or side))
+        origin = f"{versions('timm')} create_model({name})"
+        return image_source(name, origin, lambda: model, (channels, size or side, size or side))
 
 
 def _transformers(name: str, size: int | None) -> Source:
@@ -283,8 +283,8 @@ def _lightning(name: str, size: int | None) -> Source:
     def make(batch: int, _: int | None) -> Made:
         return Made(model, of_batch(shapes, batch), mean_of)
 
-    told = f"forward of {name}, the mean of its output as loss"
-    return Source(name.rpartition(":")[2], name, "own", told, make, batch_of(shapes))
+    origin = f"forward of {name}, the mean of its output as loss"
+    return Source(name.rpartition(":")[2], name, "own", origin, make, batch_of(shapes))
 
 
 _SHORT: dict[str, Callable[[str, int | None], Source]] = {
@@ -324,14 +324,14 @@ def imported(library: str) -> Any:
 
 def _genuine(library: str) -> Any:
     """The library, and not a folder or a file of its name; raises MeasureError."""
-    found = import_module(library)
-    if not hasattr(found, "__version__"):
-        where = next(iter(getattr(found, "__path__", ())), found.__file__)
+    module = import_module(library)
+    if not hasattr(module, "__version__"):
+        where = next(iter(getattr(module, "__path__", ())), module.__file__)
         raise MeasureError(
             f"{where} is imported in the place of the library {library}, and is none: rename it, "
             "or work in another folder"
         )
-    return found
+    return module
 
 
 def versions(library: str) -> str:
@@ -341,7 +341,7 @@ def versions(library: str) -> str:
 
 def image_source(
     name: str,
-    told: str,
+    origin: str,
     build: Callable[[], nn.Module],
     shape: tuple[int, int, int],
     *,
@@ -357,31 +357,31 @@ def image_source(
         images = torch.empty(batch, channels, extent, extent, device=META)
         labels = torch.empty(batch, dtype=torch.long, device=META)
 
-        def loss(said: Any) -> Tensor:
-            return functional.cross_entropy(_logits(said), labels)
+        def loss(output: Any) -> Tensor:
+            return functional.cross_entropy(_logits(output), labels)
 
         return Made(model, images, loss)
 
     tried = tuple(Sizes.around("image_size", side)) if sizes is None else sizes
-    return Source(name, title or name, "vision", told, make, 2, side, tried)
+    return Source(name, title or name, "vision", origin, make, 2, side, tried)
 
 
-def _logits(said: Any) -> Tensor:
+def _logits(output: Any) -> Tensor:
     """A classifier's output; of several, such as an Inception's, the first."""
-    while not isinstance(said, Tensor):
-        said = next(iter(said.values() if isinstance(said, dict) else said))
-    return said
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values() if isinstance(output, dict) else output))
+    return output
 
 
-def mean_of(said: Any) -> Tensor:
+def mean_of(output: Any) -> Tensor:
     """A loss of a model that states none: the mean of all floating tensors that it returns."""
-    means = [one.mean() for one in tensors(said) if one.is_floating_point()]
+    means = [one.mean() for one in tensors(output) if one.is_floating_point()]
     return torch.stack(means).sum()
 
 
 def token_source(
     name: str,
-    told: str,
+    origin: str,
     build: Callable[[], nn.Module],
     sizes: tuple[Sizes, ...],
     *,
@@ -395,9 +395,9 @@ def token_source(
         inputs = {"input_ids": ids, "labels": ids}
         if type(model).__name__ == "BertForPreTraining":
             inputs["next_sentence_label"] = torch.empty(batch, dtype=torch.long, device=META)
-        return Made(model, inputs, lambda said: said.loss)
+        return Made(model, inputs, lambda output: output.loss)
 
-    return Source(name, title or name, "language", told, make, 2, default, sizes)
+    return Source(name, title or name, "language", origin, make, 2, default, sizes)
 
 
 def _built(build: Callable[[], nn.Module]) -> nn.Module:

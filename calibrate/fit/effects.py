@@ -135,9 +135,9 @@ def _hook_s(added: Sequence[tuple[Measurement, Fitted]]) -> Fitted | None:
 
 def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
     """The time to copy back, of the most parameters: few tiny ones stay in a core's cache."""
-    found = _found(records, "ddp_hook", COPIES_BACK)
-    most = max((m.parameters for m in found), default=0)
-    each = [usual_time(m.samples_s).times(1 / most) for m in found if m.parameters == most > 0]
+    copies = _found(records, "ddp_hook", COPIES_BACK)
+    most = max((m.parameters for m in copies), default=0)
+    each = [usual_time(m.samples_s).times(1 / most) for m in copies if m.parameters == most > 0]
     return pooled(each) if each else None
 
 
@@ -170,14 +170,14 @@ def _gradient_bytes(m: Measurement) -> int:
 
 def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]:
     """Each backward under DDP, and how much longer it took than without."""
-    found = []
+    pairs = []
     for record in records:
         without = {(m.size_bytes, m.parameters): m for m in find(record, "ddp_hook", "without")}
         for m in find(record, "ddp_hook", "with ddp"):
             bare = without.get((m.size_bytes, m.parameters))
             if bare and m.parameters:
-                found.append((m, difference(m, bare)))
-    return found
+                pairs.append((m, difference(m, bare)))
+    return pairs
 
 
 def _found(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurement]:
@@ -189,18 +189,18 @@ def _names(variant: str) -> tuple[str, str]:
     return variant, TOGETHER if variant == "alone" else f"{variant} {TOGETHER}"
 
 
-def _largest(found: Sequence[Measurement]) -> int:
-    return max((m.size_bytes for m in found), default=0)
+def _largest(measurements: Sequence[Measurement]) -> int:
+    return max((m.size_bytes for m in measurements), default=0)
 
 
 def _times(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> list[Fitted]:
     """Each record's time of a byte, of the largest size; so many passes over its bytes."""
     by_itself, together = _names(variant)
-    found = _found(records, kind, together) or _found(records, kind, by_itself)
-    largest = _largest(found)
+    measurements = _found(records, kind, together) or _found(records, kind, by_itself)
+    largest = _largest(measurements)
     return [
         median_time(m.samples_s).times(1 / (passes * largest))
-        for m in found
+        for m in measurements
         if m.size_bytes == largest > 0
     ]
 

@@ -69,10 +69,10 @@ def shares_kept(alone_s: Sequence[float], beside_s: Iterable[float]) -> list[flo
 def averaged(figures: Sequence[Fitted]) -> Fitted:
     """Their mean, with their own errors; no error where one of them has none."""
     mean = float(np.mean([figure.value for figure in figures]))
-    own = [figure.stderr for figure in figures if figure.stderr is not None]
-    if len(own) < len(figures):
+    errors = [figure.stderr for figure in figures if figure.stderr is not None]
+    if len(errors) < len(figures):
         return Fitted(value=mean)
-    return Fitted(value=mean, stderr=math.hypot(*own) / len(figures))
+    return Fitted(value=mean, stderr=math.hypot(*errors) / len(figures))
 
 
 def pooled(figures: Iterable[Fitted]) -> Fitted:

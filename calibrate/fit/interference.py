@@ -67,8 +67,8 @@ def fit_interference(
         return None, (_HALF_MEASURED,)
     warnings = []
     half, one = _of_steps(records, HALF), _of_steps(records, beside=_ONE_IN_FLIGHT)
-    for of, found in (("", pieces), (" of float16", half)):
-        if len({piece.is_layer for piece in found}) > 1:
+    for of, measured_pieces in (("", pieces), (" of float16", half)):
+        if len({piece.is_layer for piece in measured_pieces}) > 1:
             warnings.append(
                 f"what layers suffer beside all-reduces{of} was not measured at every line rate: "
                 "at others matrix products and memory traffic stand for them, which suffer less"
@@ -125,17 +125,17 @@ def _comparable(records: Sequence[Record]) -> list[Record]:
     hour's that was measured twice.
     """
     each = [(record, any(_pieces(record)) and any(_comm_pieces(record))) for record in records]
-    found = [record for record, alone in each if alone]
+    alike = [record for record, alone in each if alone]
     for record in (record for record, alone in each if not alone):
-        first = next((i for i, other in enumerate(found) if other.layout == record.layout), None)
+        first = next((i for i, other in enumerate(alike) if other.layout == record.layout), None)
         if first is None:
-            found.append(record)
+            alike.append(record)
             continue
-        held = {m.key for m in found[first].measurements}
+        held = {m.key for m in alike[first].measurements}
         more = (m for m in record.measurements if m.key not in held)
-        both = (*found[first].measurements, *more)
-        found[first] = found[first].model_copy(update={"measurements": both})
-    return found
+        both = (*alike[first].measurements, *more)
+        alike[first] = alike[first].model_copy(update={"measurements": both})
+    return alike
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def _comm_pieces(record: Record) -> Iterator[_Piece]:
 
 def _one_by_one(record: Record, name: str, like: Measurement) -> list[Measurement]:
     """All-reduces of this size that were alone; those that took turns with the others first."""
-    found = find(record, "all_reduce", f"in turn with {name}")
-    return _of_size([*found, *find(record, "all_reduce", "alone")], like)
+    reduced = find(record, "all_reduce", f"in turn with {name}")
+    return _of_size([*reduced, *find(record, "all_reduce", "alone")], like)
 
 
 def _piece(record: Record, together: Measurement, alone: Measurement, sent: Measurement) -> _Piece:
@@ -224,10 +224,10 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
     )
 
 
-def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measurement]:
+def _of_size(each: Sequence[Measurement], like: Measurement) -> list[Measurement]:
     ranks = (like.nodes, like.gpus_per_node)
     return [
-        m for m in found if m.size_bytes == like.size_bytes and (m.nodes, m.gpus_per_node) == ranks
+        m for m in each if m.size_bytes == like.size_bytes and (m.nodes, m.gpus_per_node) == ranks
     ]
 
 
@@ -250,10 +250,10 @@ def _kept(pieces: Sequence[_Piece], beside_one: Sequence[_Piece]) -> tuple[Compu
 
 
 def _by_rate(pieces: Sequence[_Piece]) -> dict[float | None, list[_Piece]]:
-    found: dict[float | None, list[_Piece]] = {}
+    by_rate: dict[float | None, list[_Piece]] = {}
     for piece in pieces:
-        found.setdefault(piece.line_rate, []).append(piece)
-    return found
+        by_rate.setdefault(piece.line_rate, []).append(piece)
+    return by_rate
 
 
 def _share_of(pieces: Sequence[_Piece]) -> Fitted:

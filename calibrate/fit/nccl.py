@@ -72,13 +72,13 @@ def fit_nccl(
     """
     kept, warnings = _with_enough_sizes(sorted(samples))
     rows = rows_of(kept, others or {})
-    found = _searched(rows, gpu)
-    best = found[0]
+    fits = _searched(rows, gpu)
+    best = fits[0]
     return Fit(
-        model=NcclModel(figures=_figures(best), hypotheses=tuple(_ensemble(found))),
+        model=NcclModel(figures=_figures(best), hypotheses=tuple(_ensemble(fits))),
         sigma=float(1.4826 * np.median(np.abs(best.residuals))),  # humps do not count
         valid=valid_range(kept),
-        warnings=(*warnings, *_warnings(kept, found)),
+        warnings=(*warnings, *_warnings(kept, fits)),
         correlations={},
     )
 
@@ -100,25 +100,25 @@ def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[st
     sizes: dict[tuple[int, int], set[int]] = {}
     for sample in samples:
         sizes.setdefault((sample.nodes, sample.gpus_per_node), set()).add(sample.size_bytes)
-    few = {layout: len(found) for layout, found in sizes.items() if len(found) < LEAST_SIZES}
-    said = [
+    few = {layout: len(counts) for layout, counts in sizes.items() if len(counts) < LEAST_SIZES}
+    warnings = [
         f"message sizes on {nodes} x {gpus} ranks are too few ({count}): measure {LEAST_SIZES} or "
         "more, from a few kB to the largest bucket"
         for (nodes, gpus), count in few.items()
     ]
     if len(few) == len(sizes) > 0:
-        raise FitError(said[0])
+        raise FitError(warnings[0])
     kept = [sample for sample in samples if (sample.nodes, sample.gpus_per_node) not in few]
-    return kept, [f"{line}; these do not count" for line in said]
+    return kept, [f"{line}; these do not count" for line in warnings]
 
 
 def _architectures(gpu: str | None) -> tuple[Architecture, ...]:
     """That of a GPU whose name is known; of another all."""
     try:
-        known: Architecture = device_table(resolve("device", gpu or ""))["architecture"]
+        architecture: Architecture = device_table(resolve("device", gpu or ""))["architecture"]
     except (ValueError, KeyError):
         return get_args(Architecture)
-    return (known,)
+    return (architecture,)
 
 
 def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
@@ -129,8 +129,8 @@ def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
     def tries(settings: Iterable[NcclSetting], near: Fitted | None = None) -> None:
         for setting in settings:
             if setting not in tried:
-                found = fitted(setting, rows, near)
-                tried[setting] = replace(found, evidence=found.evidence + _usual(setting))
+                fit = fitted(setting, rows, near)
+                tried[setting] = replace(fit, evidence=fit.evidence + _usual(setting))
 
     firsts = {each: _first(each, rows, gpu) for each in architectures}
     tries(firsts.values())
@@ -160,19 +160,19 @@ def _links_inside(architecture: Architecture, rows: Sequence[Row], gpu: str | No
     usual = device_table(name)["intra_node"]
     slot = SLOT_BYTES_PER_S[PCIE_GENERATION[architecture]]
     usual_bytes_per_s = usual.get("bandwidth_bytes_per_s", slot)
-    known = NcclLinks(
+    links = NcclLinks(
         intra_bytes_per_s=usual_bytes_per_s,
         intra_path=usual["path"],
         switch_bytes_per_s=usual.get("switch_bandwidth_bytes_per_s"),
     )
     inside = [row.sample for row in rows if row.sample.nodes == 1 and row.operation == "all_reduce"]
     if not inside:
-        return known
+        return links
     largest = max(inside, key=lambda sample: (sample.size_bytes, sample.gpus_per_node))
     ranks = largest.gpus_per_node
     bus = 2 * (ranks - 1) / ranks * largest.size_bytes / largest.time_s
     if bus > _MUCH_SLOWER * usual_bytes_per_s or largest.size_bytes < _TELLING_BYTES:
-        return known
+        return links
     rate, path = float(f"{bus:.3g}"), "pcie" if bus < _NVLINK_FROM else "nvlink"
     return NcclLinks.model_validate({"intra_bytes_per_s": rate, "intra_path": path})
 
@@ -193,14 +193,14 @@ def _nics(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
     for nics, rate in _NICS:
         if nics > 4 * fewest:
             continue
-        asked = setting.changed({"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate})
-        miss = np.median([log_time(asked, row) - np.log(row.sample.time_s) for row in largest])
-        usual = rate in _USUAL_NIC[asked.architecture]
-        misses.append((abs(float(miss)) - 0.2 * usual + 0.1 * (nics > fewest), nics, rate, asked))
-    for *_, asked in sorted(misses, key=lambda each: each[:3])[:_NICS_TRIED]:
-        yield asked
-        if asked.links.transport != "slingshot":  # which has none
-            yield asked.changed({}, ll128=not asked.ll128)
+        trial = setting.changed({"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate})
+        miss = np.median([log_time(trial, row) - np.log(row.sample.time_s) for row in largest])
+        usual = rate in _USUAL_NIC[trial.architecture]
+        misses.append((abs(float(miss)) - 0.2 * usual + 0.1 * (nics > fewest), nics, rate, trial))
+    for *_, trial in sorted(misses, key=lambda each: each[:3])[:_NICS_TRIED]:
+        yield trial
+        if trial.links.transport != "slingshot":  # which has none
+            yield trial.changed({}, ll128=not trial.ll128)
 
 
 def _switches(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
@@ -214,10 +214,10 @@ def _versions(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
         yield setting.changed({}, version=version)
 
 
-def _best_networks(found: Iterable[Fitted]) -> list[Fitted]:
+def _best_networks(fits: Iterable[Fitted]) -> list[Fitted]:
     """The likeliest setting of each network, the most evident first."""
     best: dict[object, Fitted] = {}
-    for each in sorted(found, key=lambda each: -each.evidence):
+    for each in sorted(fits, key=lambda each: -each.evidence):
         best.setdefault((each.setting.links, each.setting.ll128), each)
     return list(best.values())
 
@@ -231,14 +231,14 @@ def _usual(setting: NcclSetting) -> float:
     return _UNUSUAL if rate >= _COMMON else 2 * _UNUSUAL
 
 
-def _ensemble(found: Sequence[Fitted]) -> Iterator[NcclHypothesis]:
+def _ensemble(fits: Sequence[Fitted]) -> Iterator[NcclHypothesis]:
     """Draws of each setting by its weight; a few of those that a scenario may state."""
-    evidence = np.array([each.evidence for each in found])
+    evidence = np.array([each.evidence for each in fits])
     weights = np.exp(evidence - evidence.max())
     weights /= weights.sum()
     random = np.random.default_rng(0)
-    for each, weight in list(zip(found, weights.tolist(), strict=True))[:_MOST_SETTINGS]:
-        if each.evidence < found[0].evidence - _FAR:
+    for each, weight in list(zip(fits, weights.tolist(), strict=True))[:_MOST_SETTINGS]:
+        if each.evidence < fits[0].evidence - _FAR:
             break
         count = max(4, round(_DRAWS * weight))
         normal = random.standard_normal((count, len(each.mode)))
@@ -267,7 +267,7 @@ def _figures(best: Fitted) -> tuple[NcclFigure, ...]:
     )
 
 
-def _warnings(samples: Sequence[Sample], found: Sequence[Fitted]) -> Iterator[str]:
+def _warnings(samples: Sequence[Sample], fits: Sequence[Fitted]) -> Iterator[str]:
     """What other measurements would decide."""
     layouts = sorted({(sample.nodes, sample.gpus_per_node) for sample in samples})
     if len(layouts) == 1:
@@ -276,13 +276,13 @@ def _warnings(samples: Sequence[Sample], found: Sequence[Fitted]) -> Iterator[st
             f"one layout was measured ({nodes} x {gpus}): steps inside nodes and between them "
             "cannot be told apart; measure another number of nodes too"
         )
-    near = [each for each in found if each.evidence > found[0].evidence - 1.0]
+    near = [each for each in fits if each.evidence > fits[0].evidence - 1.0]
     networks = {(e.setting.links.nics_per_node, e.setting.links.nic_bytes_per_s) for e in near}
     if len(networks) > 1:
-        said = ", ".join(
+        words = ", ".join(
             f"{nics} x {8 * (rate or 0) / 1e9:g} Gbit/s" for nics, rate in sorted(networks)
         )
         yield (
-            f"the times suit several networks ({said}): state cluster.inter_node in the scenario, "
+            f"the times suit several networks ({words}): state cluster.inter_node in the scenario, "
             "with bandwidth and nics_per_node"
         )

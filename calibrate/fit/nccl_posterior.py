@@ -161,12 +161,12 @@ def _figures(mode: Floats) -> Figures:
 def fitted(setting: NcclSetting, rows: Sequence[Row], near: Fitted | None = None) -> Fitted:
     """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
     posterior = _Posterior.of(setting, rows)
-    found = posterior.mode(posterior.prior if near is None else near.mode)
-    covariance = np.asarray(np.linalg.inv(found.precision), np.float64)
+    mode = posterior.mode(posterior.prior if near is None else near.mode)
+    covariance = np.asarray(np.linalg.inv(mode.precision), np.float64)
     volume = 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
-    evidence = float(volume - found.objective)
+    evidence = float(volume - mode.objective)
     counted = Counter(figure for sent in posterior.sent for figure in sent.counting)
-    return Fitted(setting, found.figures, covariance, evidence, found.residuals, counted)
+    return Fitted(setting, mode.figures, covariance, evidence, mode.residuals, counted)
 
 
 def pooled_figures(prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> Figures:

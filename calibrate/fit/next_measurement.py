@@ -95,19 +95,23 @@ class _Ensemble:
     """Hypotheses, with the rows that are wanted first."""
 
     def __init__(
-        self, model: NcclModel, measured: Sequence[Row], wanted: Sequence[Row], asked: Sequence[Row]
+        self,
+        model: NcclModel,
+        measured: Sequence[Row],
+        wanted: Sequence[Row],
+        sweeps: Sequence[Row],
     ) -> None:
         self._hypotheses, self._wanted = likely(model), len(wanted)
         whole = sum(hypothesis.weight for hypothesis in self._hypotheses)
-        self._known = []
+        self._members = []
         for each in self._hypotheses:
             setting, mode = each.setting, np.mean(each.draws, axis=0)
-            lines = linear(setting, (*wanted, *asked), mode)
+            lines = linear(setting, (*wanted, *sweeps), mode)
             weight = each.weight / whole
-            self._known.append(_Known(weight, precision(setting, measured, mode), *lines))
+            self._members.append(_Known(weight, precision(setting, measured, mode), *lines))
         random = np.random.default_rng(0)
-        self._random = random.standard_normal((len(self._known), len(asked), _MADE))
-        self._weights = np.array([known.weight for known in self._known])
+        self._random = random.standard_normal((len(self._members), len(sweeps), _MADE))
+        self._weights = np.array([member.weight for member in self._members])
 
     def variance(self, fact: Callable[[NcclHypothesis], object] = lambda _: 0) -> float:
         """Expected, where the answer to a question is known; by default to none."""
@@ -116,9 +120,9 @@ class _Ensemble:
         for answer in set(answers):
             chosen = np.array([each == answer for each in answers])
             weights = self._weights[chosen] / self._weights[chosen].sum()
-            known = [each for each, is_it in zip(self._known, chosen, strict=True) if is_it]
-            logs = np.array([each.logs[: self._wanted] for each in known])
-            within = np.array([self._own(each, each.precision) for each in known])
+            members = [each for each, is_it in zip(self._members, chosen, strict=True) if is_it]
+            logs = np.array([each.logs[: self._wanted] for each in members])
+            within = np.array([self._own(each, each.precision) for each in members])
             mixed = weights @ (within + (logs - weights @ logs) ** 2)
             expected += self._weights[chosen].sum() * float(mixed.mean())
         return expected
@@ -128,34 +132,34 @@ class _Ensemble:
         at = self._wanted + np.array(places)
         noise = _NOISE_VARIANCE * np.eye(len(at))
         within, gains, roots = [], [], []
-        for known in self._known:
-            slopes = known.slopes[at]
-            after = known.precision + slopes.T @ slopes / _NOISE_VARIANCE
-            within.append(self._own(known, after))
-            wanted = known.slopes[: self._wanted]
+        for member in self._members:
+            slopes = member.slopes[at]
+            after = member.precision + slopes.T @ slopes / _NOISE_VARIANCE
+            within.append(self._own(member, after))
+            wanted = member.slopes[: self._wanted]
             gains.append(wanted @ np.linalg.solve(after, slopes.T) / _NOISE_VARIANCE)
-            spread = slopes @ np.linalg.solve(known.precision, slopes.T)
+            spread = slopes @ np.linalg.solve(member.precision, slopes.T)
             roots.append(np.linalg.cholesky(spread + noise))
         expected = 0.0
-        for true, root, random in zip(self._known, roots, self._random, strict=True):
+        for true, root, random in zip(self._members, roots, self._random, strict=True):
             made = true.logs[at, None] + root @ random[: len(at)]
             evidence, middles = [], []
-            for known, gain, own_root in zip(self._known, gains, roots, strict=True):
-                missed = made - known.logs[at, None]
+            for member, gain, own_root in zip(self._members, gains, roots, strict=True):
+                missed = made - member.logs[at, None]
                 score = np.square(np.linalg.solve(own_root, missed)).sum(axis=0) / 2
-                evidence.append(-score - np.log(np.diag(own_root)).sum() + np.log(known.weight))
-                middles.append(known.logs[: self._wanted, None] + gain @ missed)
-            found = np.exp(np.array(evidence) - np.max(evidence, axis=0))
-            found /= found.sum(axis=0)
-            middle = np.einsum("hs,hws->ws", found, middles)
-            apart = np.einsum("hs,hws->ws", found, np.square(middles - middle))
-            own = np.array(within).T @ found
-            expected += true.weight * float((own + apart).mean())
+                evidence.append(-score - np.log(np.diag(own_root)).sum() + np.log(member.weight))
+                middles.append(member.logs[: self._wanted, None] + gain @ missed)
+            odds = np.exp(np.array(evidence) - np.max(evidence, axis=0))
+            odds /= odds.sum(axis=0)
+            middle = np.einsum("hs,hws->ws", odds, middles)
+            apart = np.einsum("hs,hws->ws", odds, np.square(middles - middle))
+            deviations = np.array(within).T @ odds
+            expected += true.weight * float((deviations + apart).mean())
         return expected
 
-    def _own(self, known: _Known, precise: Floats) -> Floats:
+    def _own(self, member: _Known, precise: Floats) -> Floats:
         """Variances of the wanted times under one hypothesis."""
-        slopes = known.slopes[: self._wanted]
+        slopes = member.slopes[: self._wanted]
         return np.asarray(np.einsum("wf,fw->w", slopes, np.linalg.solve(precise, slopes.T)))
 
 
@@ -189,8 +193,8 @@ def show_next(profile: ClusterProfile, target: Target) -> Iterator[str]:
         yield f"measure next: {sweep} on two nodes; one node tells nothing of the network"
         return
     if (target.nodes, target.gpus_per_node) in profile.valid.layouts:
-        said = _range(measured_sigma(profile))
-        yield f"measure next: {layout} were measured (80 % range {said}); name others with --for"
+        words = _range(measured_sigma(profile))
+        yield f"measure next: {layout} were measured (80 % range {words}); name others with --for"
         return
     now, steps = next_measurements(profile, model, target)
     smallest, largest = (size // MIB for size in (_WANTED[0], _WANTED[-1]))
@@ -220,8 +224,8 @@ def next_measurements(
     layout, measured = (target.nodes, target.gpus_per_node), profile.valid.layouts
     wanted = _rows("all_reduce", layout, _WANTED)  # which set the interval of all collectives
     sweeps = list(_sweeps(profile, target))
-    asked = [row for sweep in sweeps for row in sweep]
-    ensemble = _Ensemble(model, _measured(profile), wanted, asked)
+    rows = [row for sweep in sweeps for row in sweep]
+    ensemble = _Ensemble(model, _measured(profile), wanted, rows)
     now = ensemble.variance()
 
     def sigma(variance: float, *more: Layout) -> float:
@@ -232,10 +236,10 @@ def next_measurements(
         )
 
     def swept(places: range) -> Step:
-        operation, sample = asked[places[0]]
+        operation, sample = rows[places[0]]
         # only all-reduces count as ranks that were measured (`ddpsim.cluster.fitted.network`)
         more = [(sample.nodes, sample.gpus_per_node)] if operation == "all_reduce" else []
-        sizes = [asked[place].sample.size_bytes for place in places]
+        sizes = [rows[place].sample.size_bytes for place in places]
         after = sigma(ensemble.variance_after(places), *more)
         return Step(sample.nodes, _command(operation, sizes), after)
 
@@ -253,8 +257,8 @@ def next_measurements(
         Step(None, f"NCCL_DEBUG=INFO: {name}", sigma(ensemble.variance(fact)))
         for name, fact in _FACTS.items()
     ]
-    told = [*steps, *sorted(facts, key=lambda step: step.sigma)]
-    return before, [step for step in told if step.sigma < (1 - _LEAST_GAIN) * before]
+    steps_and_facts = [*steps, *sorted(facts, key=lambda step: step.sigma)]
+    return before, [step for step in steps_and_facts if step.sigma < (1 - _LEAST_GAIN) * before]
 
 
 def _sweeps(profile: ClusterProfile, target: Target) -> Iterator[list[Row]]:

@@ -139,7 +139,7 @@ def fit_logs(
     gpus = {gpu for log in both for gpu in log.gpus}
     samples = samples_of_logs(logs)
     sources = tuple(dict.fromkeys(log.source for log in both))
-    spread = max((told for log in logs if (told := log.spread or 0.0) > _QUIET), default=0.0)
+    spread = max((apart for log in logs if (apart := log.spread or 0.0) > _QUIET), default=0.0)
     gpu = next(iter(gpus)) if len(gpus) == 1 else None
     shards = {o: samples_of_logs(of_others[key]) for o, key in MEASURED_OTHERS.items()}
     fit = _fitted(samples, "nccl", sources, shards, gpu)
@@ -163,10 +163,10 @@ def fit_logs(
     )
 
 
-def _with_spread(found: Sequence[MeasuredSigma], spread: float) -> tuple[MeasuredSigma, ...]:
+def _with_spread(sigmas: Sequence[MeasuredSigma], spread: float) -> tuple[MeasuredSigma, ...]:
     """Two times of one size, in place and out of place, are a measurement made twice."""
     changed = {"repeated": spread} if spread else {}
-    return tuple(each.model_copy(update=changed) for each in found)
+    return tuple(each.model_copy(update=changed) for each in sigmas)
 
 
 def _fitted(
@@ -217,7 +217,7 @@ def samples_of_records(
     scheduler's next tick, and a step with many of them takes the mean of both.
     With gloo, those inside a node are left out if there are others: they pass no link.
     """
-    found = [
+    samples = [
         _sample(record, m)
         for record in records
         for m in record.measurements
@@ -225,9 +225,9 @@ def samples_of_records(
         and m.nodes * m.gpus_per_node > 1
         and m.size_bytes > 0
     ]
-    over_nodes = [sample for sample in found if sample.nodes > 1]
+    over_nodes = [sample for sample in samples if sample.nodes > 1]
     is_gloo = any(record.environment.backend == "gloo" for record in records)
-    return over_nodes if is_gloo and over_nodes else found
+    return over_nodes if is_gloo and over_nodes else samples
 
 
 def _sample(record: Record, m: Measurement) -> Sample:
@@ -284,8 +284,8 @@ def _took_no_time(m: Measurement) -> bool:
     """What DDP logs as copies back is a difference of two times, and may be none."""
     if m.variant == COPIES_BACK:
         return False
-    told = min if m.kind in _EACH_COUNTS else median
-    return any(told(times) <= 0 for times in (m.samples_s, *m.samples_by_rank_s) if times)
+    middle = min if m.kind in _EACH_COUNTS else median
+    return any(middle(times) <= 0 for times in (m.samples_s, *m.samples_by_rank_s) if times)
 
 
 def _named(m: Measurement) -> str:
@@ -310,19 +310,19 @@ def _hold_the_same(one: Record, other: Record) -> bool:
 
 def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
     """Warn of records with other software, or with variables that change what is measured."""
-    found = []
-    said = [
+    warnings = []
+    settings_of = [
         {"torch": here.torch, here.backend: here.library, **here.variables}
         for here in (record.environment for record in records)
     ]
-    for source, settings in zip(sources, said, strict=True):
-        for what in sorted({*settings, *said[0]}):
-            first, here = said[0].get(what, "none"), settings.get(what, "none")
+    for source, settings in zip(sources, settings_of, strict=True):
+        for what in sorted({*settings, *settings_of[0]}):
+            first, here = settings_of[0].get(what, "none"), settings.get(what, "none")
             if first != here:
-                found.append(
+                warnings.append(
                     f"{sources[0]} was measured with {what} {first}, but {source} with {here}"
                 )
-    return found
+    return warnings
 
 
 def _pace_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:

@@ -218,10 +218,10 @@ def read_logs(
         for operation, log in _read(path, layout, operations).items():
             logs[operation].append(log)
     all_reduces = logs.pop("all_reduce", [])
-    for operation in (operation for operation, found in logs.items() if not found):
+    for operation in (operation for operation, readings in logs.items() if not readings):
         names = ", ".join(map(name_as_text, paths))
-        told = f"holds no {operation}; drop --operation {operation}"
-        raise ImportFailedError(names, told)
+        problem = f"holds no {operation}; drop --operation {operation}"
+        raise ImportFailedError(names, problem)
     return Logs(all_reduces, logs)
 
 
@@ -230,11 +230,11 @@ def _read(
 ) -> dict[Operation, AllReduceLog]:
     source = SourceFile(name_as_text(path), path)
     tried = {each: _read_one(source, layout, each) for each in operations}
-    found = {each: log for each, log in tried.items() if isinstance(log, AllReduceLog)}
+    readable = {each: log for each, log in tried.items() if isinstance(log, AllReduceLog)}
     for error in tried.values():
-        if isinstance(error, OtherCollectiveError) and not found:
+        if isinstance(error, OtherCollectiveError) and not readable:
             raise error
-    return found
+    return readable
 
 
 def _read_one(

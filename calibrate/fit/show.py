@@ -101,20 +101,20 @@ def _nccl(model: NcclModel) -> Iterator[str]:
         yield f"    not measured, as in the prior: {', '.join(assumed)}"
 
 
-def _hypothesis(known: NcclHypothesis) -> str:
-    links = known.links
-    said = [known.architecture, f"NCCL {known.version}"]
+def _hypothesis(hypothesis: NcclHypothesis) -> str:
+    links = hypothesis.links
+    words = [hypothesis.architecture, f"NCCL {hypothesis.version}"]
     if links.nics_per_node and links.nic_bytes_per_s:
         rate = f"{8 * links.nic_bytes_per_s / 1e9:g} Gbit/s"
-        said.append(f"{links.nics_per_node} x {rate} a node over {links.transport}")
-        said.append("with LL128" if known.ll128 else "without LL128")
-    return ", ".join(said)
+        words.append(f"{links.nics_per_node} x {rate} a node over {links.transport}")
+        words.append("with LL128" if hypothesis.ll128 else "without LL128")
+    return ", ".join(words)
 
 
 def _figure(figure: NcclFigure) -> str:
     prior = _range(figure.prior, figure.prior_sigma)
-    found = _range(figure.value, figure.sigma)
-    return f"    {MEANINGS[figure.name]:<36} {prior:>16} {found:>18} {figure.samples:>9}"
+    words = _range(figure.value, figure.sigma)
+    return f"    {MEANINGS[figure.name]:<36} {prior:>16} {words:>18} {figure.samples:>9}"
 
 
 def _range(value: float, sigma: float) -> str:
@@ -133,21 +133,21 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
         if sizes := [each.size_bytes for each in measured]:
             name = operation.replace("_", "-") + "s"
             yield f"  {name}: {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-    for found in profile.measured_sigma:
-        rate = found.line_rate_bytes_per_s
+    for sigma in profile.measured_sigma:
+        rate = sigma.line_rate_bytes_per_s
         over = f"over {format_bytes_per_s(rate)} " if rate else ""
-        yield f"  {over}the others predict each within {100 * found.left_out:.1f} % (RMS)"
-        if found.repeated is not None:
-            yield f"    measured again it varies by {100 * found.repeated:.1f} %"
+        yield f"  {over}the others predict each within {100 * sigma.left_out:.1f} % (RMS)"
+        if sigma.repeated is not None:
+            yield f"    measured again it varies by {100 * sigma.repeated:.1f} %"
 
 
 def _interference(profile: ClusterProfile) -> Iterator[str]:
-    found = profile.interference
-    if found is None:
+    effect = profile.interference
+    if effect is None:
         return
     yield "interference: times longer while both are in flight, and what is kept of the speed"
-    yield _line("compute", found.compute_slowdown, _number)
-    for kind, points in (("", found.compute_kept), (" of float16", found.half_compute_kept)):
+    yield _line("compute", effect.compute_slowdown, _number)
+    for kind, points in (("", effect.compute_kept), (" of float16", effect.half_compute_kept)):
         for point in points:
             sent = format_bytes_per_s(point.sent_bytes_per_s)
             kept = _line(f"  kept at {sent}{kind}", point.share, _number)
@@ -155,41 +155,41 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
             yield kept + uneven
             if point.beside_one:
                 yield _line("    beside one all-reduce", point.beside_one, _number)
-    yield _line("communication", found.comm_slowdown, _number)
-    if found.comm_slowdown_s2_per_byte2.value:
-        squared = found.comm_slowdown_s2_per_byte2.times(1e18)
+    yield _line("communication", effect.comm_slowdown, _number)
+    if effect.comm_slowdown_s2_per_byte2.value:
+        squared = effect.comm_slowdown_s2_per_byte2.times(1e18)
         yield _line("  more a (GB/s)^2 sent", squared, _number)
-    if found.comm_delay_s.value:
-        yield _line("  and once", found.comm_delay_s, format_duration)
-    if found.idle_link_use.value != 1:
-        yield _line("  idle link used", found.idle_link_use, _number)
-    if found.crowded_slowdown_s_per_byte.value:
-        crowded = found.crowded_slowdown_s_per_byte.times(1e9)
+    if effect.comm_delay_s.value:
+        yield _line("  and once", effect.comm_delay_s, format_duration)
+    if effect.idle_link_use.value != 1:
+        yield _line("  idle link used", effect.idle_link_use, _number)
+    if effect.crowded_slowdown_s_per_byte.value:
+        crowded = effect.crowded_slowdown_s_per_byte.times(1e9)
         yield _line("  two in flight, a GB/s", crowded, _number)
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:
-    known = profile.overheads
+    overheads = profile.overheads
     lines = [
         _line(name, figure, written)
         for name, figure, written in (
-            ("hook, a parameter", known.hook_s, format_duration),
-            ("  copied back", known.copy_back_s, format_duration),
-            ("copy", known.copy_bytes_per_s, format_bytes_per_s),
+            ("hook, a parameter", overheads.hook_s, format_duration),
+            ("  copied back", overheads.copy_back_s, format_duration),
+            ("copy", overheads.copy_bytes_per_s, format_bytes_per_s),
             *(
                 (f"copy in of {format_bytes(c.gradient_bytes)}", c.bytes_per_s, format_bytes_per_s)
-                for c in known.copy_in
+                for c in overheads.copy_in
             ),
-            ("compress", known.compress_bytes_per_s, format_bytes_per_s),
-            ("decompress", known.decompress_bytes_per_s, format_bytes_per_s),
+            ("compress", overheads.compress_bytes_per_s, format_bytes_per_s),
+            ("decompress", overheads.decompress_bytes_per_s, format_bytes_per_s),
         )
         if figure is not None
     ]
     if lines:
         yield "DDP's own cost"
         yield from lines
-    if known.sigma is not None:
-        yield f"  from record to record copies vary by {100 * known.sigma:.1f} %"
+    if overheads.sigma is not None:
+        yield f"  from record to record copies vary by {100 * overheads.sigma:.1f} %"
 
 
 def _jitter(profile: ClusterProfile) -> Iterator[str]:

@@ -124,7 +124,7 @@ def _minimum_of(residuals: Residuals, unit: Floats, free: npt.NDArray[np.bool_])
 def _minimum(residuals: Residuals, start: Floats, tolerance: float, jac: str) -> Floats:
     from scipy.optimize import least_squares  # noqa: PLC0415 -- most of a second to import
 
-    found = least_squares(
+    minimum = least_squares(
         residuals,
         np.maximum(start, 2 * FLOOR),
         jac=jac,
@@ -137,7 +137,7 @@ def _minimum(residuals: Residuals, start: Floats, tolerance: float, jac: str) ->
         gtol=tolerance,
         max_nfev=60 if tolerance > 1e-6 else 200,
     )
-    return np.asarray(found.x)
+    return np.asarray(minimum.x)
 
 
 def _covariance(residuals: Residuals, unit: Floats, free: npt.NDArray[np.bool_]) -> Floats:
@@ -148,9 +148,9 @@ def _covariance(residuals: Residuals, unit: Floats, free: npt.NDArray[np.bool_])
         return covariance
     z = 1 + (r / ROBUST) ** 2
     variance = np.mean(r**2 / z) / np.mean(z**-1.5) ** 2 * len(r) / (len(r) - free.sum())
-    inverse, told = _inverse(_jacobian(residuals, unit)[:, free])
-    told_of_all = np.flatnonzero(free)[told]
-    covariance[np.ix_(told_of_all, told_of_all)] = variance * inverse[np.ix_(told, told)]
+    inverse, tells = _inverse(_jacobian(residuals, unit)[:, free])
+    told_of_all = np.flatnonzero(free)[tells]
+    covariance[np.ix_(told_of_all, told_of_all)] = variance * inverse[np.ix_(tells, tells)]
     return covariance
 
 
@@ -168,6 +168,6 @@ def _inverse(jacobian: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     norm = np.where(norm > 0, norm, 1.0)
     _, singular, directions = np.linalg.svd(jacobian / norm, full_matrices=False)
     lost = singular < _UNTOLD * singular[0]
-    told = ~(np.abs(directions[lost]) > _SHARE).any(axis=0)
+    is_telling = ~(np.abs(directions[lost]) > _SHARE).any(axis=0)
     kept = directions[~lost] / singular[~lost, None]
-    return kept.T @ kept / np.outer(norm, norm), told
+    return kept.T @ kept / np.outer(norm, norm), is_telling

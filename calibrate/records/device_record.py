@@ -77,7 +77,7 @@ class DeviceMeasurement(Part):
 
     def joined(self, later: DeviceMeasurement) -> DeviceMeasurement:
         """With the samples of a later round."""
-        samples = {part: (*own, *later.samples_s[part]) for part, own in self.samples_s.items()}
+        samples = {part: (*first, *later.samples_s[part]) for part, first in self.samples_s.items()}
         return later.model_copy(update={"samples_s": samples, "rounds": self.rounds + 1})
 
 

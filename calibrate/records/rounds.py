@@ -86,8 +86,8 @@ class Parameter(Part):
 
     def at(self, factors: Sequence[float]) -> Parameter:
         """A copy whose ready times take so many times as long, by rank."""
-        known = zip(self.ready_s, factors, strict=True)
-        ready_s = tuple(None if seconds is None else seconds * by for seconds, by in known)
+        pairs = zip(self.ready_s, factors, strict=True)
+        ready_s = tuple(None if seconds is None else seconds * by for seconds, by in pairs)
         return self.model_copy(update={"ready_s": ready_s})
 
 
@@ -237,8 +237,8 @@ class Rounds(Part):
         """
         if self.environment.device != "cpu":
             return False
-        told = self.environment.details.get(CORES_OF_RANKS, "")
-        ranks = [frozenset(part.strip().split(",")) for part in told.split("|") if part.strip()]
+        detail = self.environment.details.get(CORES_OF_RANKS, "")
+        ranks = [frozenset(part.strip().split(",")) for part in detail.split("|") if part.strip()]
         cores = frozenset[str]().union(*ranks)
         share = sum(len(rank) for rank in ranks) > len(cores)
         return share and len(cores) < 2 * len(ranks)

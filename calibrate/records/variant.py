@@ -79,8 +79,8 @@ class Variant(Part):
         """Older records hold true for all strategies, whatever they shard."""
         if not isinstance(given, dict) or given.get("strategy") in SHARDED:
             return given
-        told = given.get("reshard_after_forward") is True
-        return {k: v for k, v in given.items() if not told or k != "reshard_after_forward"}
+        reshards = given.get("reshard_after_forward") is True
+        return {k: v for k, v in given.items() if not reshards or k != "reshard_after_forward"}
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> Variant:
@@ -89,15 +89,15 @@ class Variant(Part):
         if self.strategy not in DDP and (wrong := given.intersection(_OF_DDP)):
             raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of DDP; drop one")
         if self.strategy not in SHARDED and (wrong := given.intersection(_OF_SHARDED)):
-            told = f"{self.strategy} has no {min(wrong)}"
-            raise ValueError(f"{told}; drop it, or write strategy=fully_shard")
+            problem = f"{self.strategy} has no {min(wrong)}"
+            raise ValueError(f"{problem}; drop it, or write strategy=fully_shard")
         if self.strategy != "zero1" and (wrong := given.intersection(_OF_ZERO1)):
-            told = f"{self.strategy} has no {min(wrong)}"
+            problem = f"{self.strategy} has no {min(wrong)}"
             overlaps = "" if "overlap_with_ddp" in wrong else ",overlap_with_ddp=true"
-            raise ValueError(f"{told}; drop it, or write strategy=zero1{overlaps}")
+            raise ValueError(f"{problem}; drop it, or write strategy=zero1{overlaps}")
         if self.comm_hook != "powerSGD" and self.matrix_approximation_rank > 1:
-            told = f"{self.comm_hook} has no matrix_approximation_rank"
-            raise ValueError(f"{told}; drop it, or write comm_hook=powerSGD")
+            problem = f"{self.comm_hook} has no matrix_approximation_rank"
+            raise ValueError(f"{problem}; drop it, or write comm_hook=powerSGD")
         if not self.no_sync and (self.accumulation_steps == 1 or self.strategy in _REDUCED_ONCE):
             raise ValueError(f"{self.strategy} reduces once in this step, without no_sync too")
         return self
@@ -136,8 +136,8 @@ class Variant(Part):
     def forward(self) -> object:
         """What the forward does: the same in variants of which this is equal."""
         kind = self.strategy if self.strategy in SHARDED else self.strategy in DDP
-        own = (self.find_unused_parameters, self.reshard_after_forward, self.units, self.no_sync)
-        return self.accumulation_steps, kind, *own
+        keys = (self.find_unused_parameters, self.reshard_after_forward, self.units, self.no_sync)
+        return self.accumulation_steps, kind, *keys
 
     @property
     def label(self) -> str:

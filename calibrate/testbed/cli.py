@@ -142,13 +142,13 @@ def _print_line(host: int, stream: str, line: str) -> None:
 def _rates(hosts: int, rate: str, rate_of: Sequence[str]) -> list[float]:
     rates = [parsed(parse_bytes_per_s, rate, "--rate")] * hosts
     for text in rate_of:
-        host, own = parsed(_host_and_rate, text, "--rate-of")
+        host, host_rate = parsed(_host_and_rate, text, "--rate-of")
         if host >= hosts:
             raise typer.BadParameter(
                 f"{text!r}: there is no host {host}, choose 0 to {hosts - 1}",
                 param_hint="--rate-of",
             )
-        rates[host] = own
+        rates[host] = host_rate
     return rates
 
 

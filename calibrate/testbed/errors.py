@@ -26,8 +26,8 @@ class HostFailedError(TestbedError):
         self.host, self.code, self.stderr = host, code, stderr
         lines = stderr.rstrip().splitlines()
         cut = f", last {_LINES} of {len(lines)} lines" if len(lines) > _LINES else ""
-        said = "\n".join(lines[-_LINES:])
-        tail = f"; its stderr{cut}:\n{said}" if lines else "; it wrote nothing to stderr"
+        end = "\n".join(lines[-_LINES:])
+        tail = f"; its stderr{cut}:\n{end}" if lines else "; it wrote nothing to stderr"
         super().__init__(f"host {host} {_how(code)}, the other hosts were stopped{tail}")
 
 

@@ -101,8 +101,8 @@ def take_down(name: str, *, kill: bool = False) -> None:
     with locked():
         states = {state.name: state for state in _without_abandoned()}
         if name not in states:
-            known = f"there are {', '.join(states)}" if states else "none is up"
-            raise TestbedError(f"there is no testbed named {name!r}: {known}")
+            names = f"there are {', '.join(states)}" if states else "none is up"
+            raise TestbedError(f"there is no testbed named {name!r}: {names}")
         state = states[name]
         if state.owner is not None:
             raise TestbedError(
@@ -204,8 +204,8 @@ def _free_subnet(others: Sequence[State]) -> str:
     """
     routes = json.loads(_run("ip -4 -json route show table all") or "[]")
     texts = [route["dst"] for route in routes if route["dst"] != "default"]
-    known = [ipaddress.IPv4Network(text, strict=False) for text in texts]
-    avoided = [network for network in known if network.prefixlen > 8]
+    subnets = [ipaddress.IPv4Network(text, strict=False) for text in texts]
+    avoided = [network for network in subnets if network.prefixlen > 8]
     avoided += [ipaddress.IPv4Network(f"{other.subnet}.0/24") for other in others]
     for number in range(256 * 256):
         # from 10.77 on, where few networks are, and round
@@ -258,9 +258,9 @@ def _core_mask(core: int) -> str:
 
 
 def _remove(state: State) -> None:
-    known = _namespaces()
+    namespaces = _namespaces()
     for namespace in reversed(state.namespaces):
-        if namespace in known:
+        if namespace in namespaces:
             _end_processes(namespace)
             _run(f"ip netns delete {namespace}")
     forget(state)
@@ -279,8 +279,8 @@ def _end_processes(namespace: str) -> None:
 
 
 def _processes(state: State) -> list[int]:
-    known = _namespaces()
-    return sorted(pid for name in state.namespaces if name in known for pid in _pids(name))
+    namespaces = _namespaces()
+    return sorted(pid for name in state.namespaces if name in namespaces for pid in _pids(name))
 
 
 def _switch(state: State) -> str:
@@ -316,20 +316,20 @@ def _run(command: str, text: str = "") -> str:
     return done.stdout
 
 
-def _explained(command: str, said: str) -> str:
-    what = f"`{command}` failed: {said or 'it gave no reason'}"
-    if "not permitted" in said or "Permission denied" in said:
+def _explained(command: str, message: str) -> str:
+    what = f"`{command}` failed: {message or 'it gave no reason'}"
+    if "not permitted" in message or "Permission denied" in message:
         return (
             f"{what}\nThis machine does not permit network namespaces: run as root with "
             "CAP_SYS_ADMIN and CAP_NET_ADMIN, a container with --privileged"
         )
     missing = ("nknown qdisc", "kind is unknown", "No such file or directory")
-    if command.startswith("tc ") and any(words in said for words in missing):
+    if command.startswith("tc ") and any(words in message for words in missing):
         return (
             f"{what}\nThis kernel has no token bucket filter: load it with `modprobe sch_tbf`, "
             "or use a kernel with CONFIG_NET_SCH_TBF"
         )
-    if "nknown device type" in said or "not supported" in said:
+    if "nknown device type" in message or "not supported" in message:
         return (
             f"{what}\nThis kernel lacks a kind of network device: load them with "
             "`modprobe -a veth bridge`"

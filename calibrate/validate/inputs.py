@@ -52,9 +52,9 @@ class Inputs:
     def warnings(self) -> tuple[str, ...]:
         """What `ddpsim run` would warn of, of any variant that was simulated; and repairs."""
         results = (result for result, _ in self._simulated.values())
-        said = chain.from_iterable(result.warnings for result in results)
+        words = chain.from_iterable(result.warnings for result in results)
         return tuple(
-            dict.fromkeys(each.replace(f"{self.folder}/", "") for each in (*self._repairs, *said))
+            dict.fromkeys(each.replace(f"{self.folder}/", "") for each in (*self._repairs, *words))
         )
 
     def stderr_s(self, result: Result) -> float:
@@ -143,18 +143,18 @@ def _ddp(variant: VariantSamples, rounds: Rounds) -> dict[str, Any]:
     if options.strategy not in DDP:
         return shared
     cap, finds = options.bucket_cap_mb, options.find_unused_parameters
-    own: dict[str, Any] = {
+    section: dict[str, Any] = {
         "bucket_cap_mb": "default" if cap is None else cap,
         "comm_hook": options.comm_hook,
         "find_unused_parameters": finds or rounds.find_unused_parameters,
         "gradient_as_bucket_view": options.gradient_as_bucket_view,
     }
     if options.comm_hook == "powerSGD":
-        own["power_sgd"] = {"matrix_approximation_rank": options.matrix_approximation_rank}
+        section["power_sgd"] = {"matrix_approximation_rank": options.matrix_approximation_rank}
     if options.overlap_with_ddp:
         keys = ("overlap_with_ddp", "hook", "shard_buckets")
-        own["zero1"] = {key: getattr(options, key) for key in keys}
-    return shared | own
+        section["zero1"] = {key: getattr(options, key) for key in keys}
+    return shared | section
 
 
 def _device(name: str) -> str:
@@ -168,26 +168,26 @@ def _device(name: str) -> str:
         ) from None
 
 
-def check_cluster(path: Path, rounds: Rounds, known: ClusterProfile, profile: str) -> None:
+def check_cluster(path: Path, rounds: Rounds, fitted_profile: ClusterProfile, profile: str) -> None:
     """Raise DdpsimError unless rounds and a profile, of this name, are of one cluster."""
     here = rounds.environment
     for what, measured, fitted in (
-        ("on", here.machine, known.provenance.machine),
-        ("with", here.backend, known.backend),
+        ("on", here.machine, fitted_profile.provenance.machine),
+        ("with", here.backend, fitted_profile.backend),
     ):
         if fitted != NOT_STATED and not _are_one(measured, fitted):
             raise DdpsimError(
                 f"{path.name} was measured {what} {shown(measured)}, but the profile "
                 f"{profile} {what} {shown(fitted)}: validate each cluster against its own"
             )
-    ours, fitted = here.processor, known.provenance.processor
+    ours, fitted = here.processor, fitted_profile.provenance.processor
     if ours and fitted and ours != fitted:
         raise DdpsimError(
             f"{path.name} and the profile {profile} were measured on machines that call "
             f"themselves {shown(here.machine)}, but one is {ours} and the other {fitted}: "
             "validate each cluster against its own"
         )
-    layout, rates = rounds.layout, known.valid.line_rates_bytes_per_s
+    layout, rates = rounds.layout, fitted_profile.valid.line_rates_bytes_per_s
     if layout.nodes > 1 and layout.line_rate_bytes_per_s is None and len(rates) > 1:
         raise DdpsimError(
             f"{path.name} does not say the line rate of its nodes' links, and the profile "
@@ -215,8 +215,8 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
     forward_s, backward_s, optimizer_s = _averages(parts)
     iteration_s = forward_s + backward_s + optimizer_s
     iterations_s = [
-        [iteration_s / sum(own) * seconds for seconds in row]
-        for run, own in zip(runs, parts, strict=True)
+        [iteration_s / sum(usual_s) * seconds for seconds in row]
+        for run, usual_s in zip(runs, parts, strict=True)
         for row in run.alone.whole_s
     ]
     first = runs[0]
@@ -290,16 +290,16 @@ def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[flo
         usual_s / fmean(rank_medians(run.alone.backward_s))
         for run, (_, usual_s, _) in zip(runs, parts, strict=True)
     ]
-    found: list[float | None] = []
+    ready_s: list[float | None] = []
     for same in zip(*(run.parameters for run in runs), strict=True):
         times = [
             None if seconds is None else times * seconds
             for times, parameter in zip(longer, same, strict=True)
             for seconds in parameter.ready_s
         ]
-        known = [seconds for seconds in times if seconds is not None]
-        found.append(fmean(known) if len(known) == len(times) else None)
-    return found
+        seconds_known = [seconds for seconds in times if seconds is not None]
+        ready_s.append(fmean(seconds_known) if len(seconds_known) == len(times) else None)
+    return ready_s
 
 
 def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
@@ -308,20 +308,20 @@ def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
     All of them so many times as long that they make the bare backward as long as the one under DDP,
     where that was measured: what a hook costs the work after it is not in its own time.
     """
-    found: list[float | None] = []
+    hooks_s: list[float | None] = []
     for same in zip(*(run.parameters for run in runs), strict=True):
         known = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
-        found.append(fmean(known) if known else None)
+        hooks_s.append(fmean(known) if known else None)
     alone = [run.alone for run in runs if run.alone.ddp_backward_s]
-    timed_s = sum(seconds or 0.0 for seconds in found)
+    timed_s = sum(seconds or 0.0 for seconds in hooks_s)
     if not alone or not timed_s:
-        return found
+        return hooks_s
     longer_s = fmean(
         fmean(rank_medians(each.ddp_backward_s)) - fmean(rank_medians(each.backward_s))
         for each in alone
     )
     times = max(0.0, longer_s) / timed_s
-    return [seconds and times * seconds for seconds in found]
+    return [seconds and times * seconds for seconds in hooks_s]
 
 
 def _all_reduce_error(rounds: Rounds) -> float:

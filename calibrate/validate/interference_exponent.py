@@ -34,9 +34,9 @@ def interference_exponent(runs: Sequence[Beside]) -> Fitted | None:
 
 def profile_keys(runs: Sequence[Beside]) -> dict[str, float | None]:
     """The exponent as a model profile has it; nothing where it is not known."""
-    found = interference_exponent(runs)
+    exponent = interference_exponent(runs)
     keys = ("interference_exponent", "interference_exponent_stderr")
-    return dict(zip(keys, (found.value, found.stderr), strict=True)) if found else {}
+    return dict(zip(keys, (exponent.value, exponent.stderr), strict=True)) if exponent else {}
 
 
 def _kept(runs: Sequence[tuple[Samples, Samples]]) -> Fitted:

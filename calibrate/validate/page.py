@@ -115,21 +115,21 @@ def _scatter(validation: Validation) -> Any:
     by_model: dict[str, list[tuple[Sweep, Case]]] = {}
     for sweep in validation.sweeps:
         by_model.setdefault(_model(sweep), []).extend((sweep, case) for case in sweep.cases)
-    for i, (model, found) in enumerate(by_model.items()):
+    for i, (model, points) in enumerate(by_model.items()):
         drawing.add_scatter(
-            x=[case.measured_s * 1e3 for _, case in found],
-            y=[case.error * 100 for _, case in found],
+            x=[case.measured_s * 1e3 for _, case in points],
+            y=[case.error * 100 for _, case in points],
             error_y={
                 "type": "data",
-                "array": [200 * case.noise for _, case in found],
+                "array": [200 * case.noise for _, case in points],
                 "thickness": 1,
                 "width": 2,
             },
-            text=[f"{model}, {_rate(sweep)}, cap {case.variant}" for sweep, case in found],
+            text=[f"{model}, {_rate(sweep)}, cap {case.variant}" for sweep, case in points],
             mode="markers",
             marker={
                 "color": _COLOURS[i % len(_COLOURS)],
-                "symbol": ["circle-open" if s.oversubscribed else "circle" for s, _ in found],
+                "symbol": ["circle-open" if s.oversubscribed else "circle" for s, _ in points],
             },
             name=model,
         )

@@ -206,15 +206,15 @@ class Sweep(Part):
     @property
     def ranked(self) -> tuple[bool, ...]:
         """Whether the sign is right, for cases that differ from DDP by default beyond the noise."""
-        found, by_name = [], {case.variant: case for case in self.cases}
+        signs, by_name = [], {case.variant: case for case in self.cases}
         for case in self.cases:
             plain = by_name.get(case.plain or "")
             if plain is None or plain is case:
                 continue
             apart_s = case.measured_s - plain.measured_s
             if abs(apart_s) > SIGNIFICANT * hypot(case.stderr_s, plain.stderr_s):
-                found.append(apart_s * (case.predicted_s - plain.predicted_s) > 0)
-        return tuple(found)
+                signs.append(apart_s * (case.predicted_s - plain.predicted_s) > 0)
+        return tuple(signs)
 
     @property
     def flat(self) -> tuple[tuple[Case, ...], ...]:

@@ -59,8 +59,8 @@ def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
     usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.forward)
     slope = _slope(np.concatenate(forward), np.concatenate(whole))
     return [
-        median_time(np.exp(iteration - slope * (own - usual)).tolist())
-        for iteration, own in zip(whole, forward, strict=True)
+        median_time(np.exp(iteration - slope * (forward_s - usual)).tolist())
+        for iteration, forward_s in zip(whole, forward, strict=True)
     ]
 
 
@@ -104,10 +104,10 @@ def run_sigma(cases: Iterable[Sequence[Fitted]]) -> float:
 
     Pooled over the cases, each the times of the same runs.
     """
-    found = [[time.value for time in times] for times in cases]
-    if any(len(values) < 2 for values in found):
+    medians = [[time.value for time in times] for times in cases]
+    if any(len(values) < 2 for values in medians):
         return 0.0
-    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in found))
+    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in medians))
 
 
 def steady_time(times: Sequence[Fitted], sigma: float = 0.0) -> Fitted:
@@ -200,13 +200,13 @@ def slowness(files: Iterable[Path]) -> dict[Path, float]:
 def times_the_least(bare_s: Mapping[_Name, Mapping[str, float]]) -> dict[_Name, float]:
     """How many times the least of its kind something took in each, the most of all kinds."""
     least: dict[str, float] = {}
-    for found in bare_s.values():
-        for what, seconds in found.items():
+    for times in bare_s.values():
+        for what, seconds in times.items():
             least[what] = min(seconds, least.get(what, seconds))
     return {
-        name: max(seconds / least[what] for what, seconds in found.items())
-        for name, found in bare_s.items()
-        if found
+        name: max(seconds / least[what] for what, seconds in times.items())
+        for name, times in bare_s.items()
+        if times
     }
 
 
@@ -216,24 +216,24 @@ def bare_compute_s(record: Record) -> dict[str, float]:
     for measurement in record.measurements:
         if measurement.kind == "compute" and measurement.variant in _ALONE:
             times.setdefault(measurement.variant, []).extend(measurement.samples_s)
-    return {what: median(found) for what, found in times.items()}
+    return {what: median(samples) for what, samples in times.items()}
 
 
 def bare_rounds_s(rounds: Rounds) -> dict[str, float]:
     """Median seconds of the model without DDP, and of a record's layer."""
     alone = rounds.calm().alone
-    found = {f"{rounds.model} on {rounds.layout.world_size} ranks": median(slowest(alone.whole_s))}
-    return found | ({LAYER_ALONE: median(slowest(alone.beside.layers_s))} if alone.beside else {})
+    times = {f"{rounds.model} on {rounds.layout.world_size} ranks": median(slowest(alone.whole_s))}
+    return times | ({LAYER_ALONE: median(slowest(alone.beside.layers_s))} if alone.beside else {})
 
 
 def layer_s(records: Iterable[Record]) -> float | None:
     """Median seconds of a layer's two passes, the mean of the records; None if none has them."""
-    found = [
+    layers = [
         bare_s[LAYER_ALONE]
         for record in records
         if LAYER_ALONE in (bare_s := bare_compute_s(record))
     ]
-    return fmean(found) if found else None
+    return fmean(layers) if layers else None
 
 
 def _bare_s(file: Path) -> dict[str, float]:

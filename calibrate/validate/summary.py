@@ -26,11 +26,11 @@ def summary(validation: Validation) -> str:
 
 def warnings(validation: Validation) -> tuple[str, ...]:
     """What the simulations warn of, each once; of how many sweeps, where not of all."""
-    said = [warning for sweep in validation.sweeps for warning in sweep.warnings]
+    sayings = [warning for sweep in validation.sweeps for warning in sweep.warnings]
     count = len(validation.sweeps)
     return tuple(
         warning if times == count else f"{warning} ({times} of {count} sweeps)"
-        for warning, times in Counter(said).items()
+        for warning, times in Counter(sayings).items()
     )
 
 

@@ -64,21 +64,21 @@ def validate(
     """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
-    known = None if profile is None else read_cluster_profile(SourceFile(str(profile), profile))
-    usable, left_out = _usable(files, known, profile)
+    fitted = None if profile is None else read_cluster_profile(SourceFile(str(profile), profile))
+    usable, left_out = _usable(files, fitted, profile)
     speeds = {name_as_text(path): bare_rounds_s(rounds) for path, rounds in usable.items()}
-    if profile and known and known.provenance.layer_s:
-        speeds[name_as_text(profile)] = {LAYER_ALONE: known.provenance.layer_s}
+    if profile and fitted and fitted.provenance.layer_s:
+        speeds[name_as_text(profile)] = {LAYER_ALONE: fitted.provenance.layer_s}
     subjects, sweeps = Runs.of(usable), list[Sweep]()
-    with stage("models on clusters", len(subjects)) as told:
+    with stage("models on clusters", len(subjects)) as progress:
         for sweep in mapped(partial(_or_why, _sweep, profile=profile, device=device), subjects):
-            told.advance()
+            progress.advance()
             if isinstance(sweep, DdpsimError):
                 left_out.append(sweep)
                 continue
             sweeps.append(sweep)
             errors = [abs(case.error) for case in sweep.cases]
-            told.known.append(f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}")
+            progress.known.append(f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}")
     if not sweeps:
         if len(left_out) == 1:
             raise left_out[0]
@@ -94,16 +94,16 @@ def validate(
 
 
 def _usable(
-    files: Sequence[Path], known: ClusterProfile | None, profile: Path | None
+    files: Sequence[Path], fitted: ClusterProfile | None, profile: Path | None
 ) -> tuple[dict[Path, Rounds], list[DdpsimError]]:
     """The rounds of the files that can be used, and why the others cannot."""
     usable, left_out = dict[Path, Rounds](), list[DdpsimError]()
     for path in files:
-        found = _or_why(_checked, path, usable, known, profile)
-        if isinstance(found, DdpsimError):
-            left_out.append(found)
+        rounds = _or_why(_checked, path, usable, fitted, profile)
+        if isinstance(rounds, DdpsimError):
+            left_out.append(rounds)
         else:
-            usable[path] = found
+            usable[path] = rounds
     return usable, left_out
 
 
@@ -116,12 +116,12 @@ def _or_why(work: Callable[..., _T], *given: Any, **options: Any) -> _T | Ddpsim
 
 
 def _checked(
-    path: Path, others: Mapping[Path, Rounds], known: ClusterProfile | None, profile: Path | None
+    path: Path, others: Mapping[Path, Rounds], fitted: ClusterProfile | None, profile: Path | None
 ) -> Rounds:
     rounds = load_rounds(path)
     _check_apart(path, rounds, others)
-    if known and profile:
-        check_cluster(path, rounds, known, profile.name)
+    if fitted and profile:
+        check_cluster(path, rounds, fitted, profile.name)
     return rounds
 
 
@@ -176,7 +176,7 @@ def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
         return variant.bucket_bytes, variant.variant.model_copy(update={"bucket_cap_mb": None})
 
     keys = [key(variant) for variant in variants]
-    return tuple(tuple(i for i, other in enumerate(keys) if other == own) for own in keys)
+    return tuple(tuple(i for i, other in enumerate(keys) if other == one) for one in keys)
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,14 @@ def _predictable(
     measured: Sequence[_Measured], inputs: Inputs
 ) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     """A case of each variant, and why some have none; raises DdpsimError where all have none."""
-    found = [_case_or_why(each, inputs) for each in measured]
-    cases = tuple(case for case in found if isinstance(case, Case))
-    reasons = [why for why in found if isinstance(why, str)]
+    cases_or_reasons = [_case_or_why(each, inputs) for each in measured]
+    cases = tuple(case for case in cases_or_reasons if isinstance(case, Case))
+    reasons = [why for why in cases_or_reasons if isinstance(why, str)]
     if not cases:
         raise DdpsimError(f"{measured[0].runs.first_file} cannot be simulated: {reasons[0]}")
     left_out = tuple(
         f"{each.variant.variant.label} is not predicted: {why}"
-        for each, why in zip(measured, found, strict=True)
+        for each, why in zip(measured, cases_or_reasons, strict=True)
         if isinstance(why, str)
     )
     return cases, left_out
@@ -334,8 +334,8 @@ def _slowest_ranks(rounds: Rounds) -> tuple[int, ...]:
 
 def _interpolated(rounds: Rounds, sizes: Sequence[float]) -> Any:
     """Logarithms of the measured all-reduce times of these sizes."""
-    known = sorted((r.size_bytes, median(slowest(r.samples_s))) for r in rounds.all_reduce)
-    x, y = np.log(np.array(known)).T
+    points = sorted((r.size_bytes, median(slowest(r.samples_s))) for r in rounds.all_reduce)
+    x, y = np.log(np.array(points)).T
     return np.interp(np.log(sizes), x, y)
 
 

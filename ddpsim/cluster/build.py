@@ -90,8 +90,8 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = with_derived(network, OF_GLOO if scenario.ddp.backend == "gloo" else of_nccl)
         _refuse_other_links(scenario.cluster)
     network = replace(network, traffic=_traffic(scenario))
-    known = fitted is not None and fitted.interference is not None
-    if not known and scenario.ddp.backend == "nccl":
+    has_interference = fitted is not None and fitted.interference is not None
+    if not has_interference and scenario.ddp.backend == "nccl":
         network = _with_prior(network)
     if not scenario.sends_in_groups:
         return network
@@ -175,8 +175,8 @@ def with_sent_sizes(
     if network.shard_logs is None:
         return _with_sent(network, sent, broadcast_bytes)
     rest, is_most = not_in_shard_logs(network.plain_cost, sent)
-    found = _with_sent(network, rest, broadcast_bytes)
-    return found if is_most else replace(found, uncertainty=network.shard_logs)
+    sized = _with_sent(network, rest, broadcast_bytes)
+    return sized if is_most else replace(sized, uncertainty=network.shard_logs)
 
 
 def _with_sent(
@@ -209,10 +209,10 @@ def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:
         return network.uncertainty
     spent_ns: Counter[Uncertainty] = Counter()
     for operation, size in sent:
-        known = network.uncertainty_of(size, operation)
-        if known:
-            spent_ns[known] += duration_ns(network.cost.transfer(operation, size))
-    return max(spent_ns, key=lambda known: spent_ns[known], default=network.uncertainty)
+        uncertainty = network.uncertainty_of(size, operation)
+        if uncertainty:
+            spent_ns[uncertainty] += duration_ns(network.cost.transfer(operation, size))
+    return max(spent_ns, key=lambda uncertainty: spent_ns[uncertainty], default=network.uncertainty)
 
 
 def _share_of_broadcasts(
@@ -255,7 +255,7 @@ def _extrapolated(
     network: Network,
     sizes: list[int],
     sent: Collection[Sent],
-    known: str,
+    which: str,
     measured_bytes: tuple[int, int],
 ) -> Network:
     """The network with a warning of sizes sent that lie outside of those known."""
@@ -263,7 +263,7 @@ def _extrapolated(
     low, high = map(format_bytes, measured_bytes)
     warning = (
         f"{len(sizes)} of {len(sent)} {'all-reduce' if are_reduced else 'collective'} sizes "
-        f"({format_bytes(sizes[0])} to {format_bytes(sizes[-1])}) lie outside those {known} "
+        f"({format_bytes(sizes[0])} to {format_bytes(sizes[-1])}) lie outside those {which} "
         f"({low} to {high}): their times are extrapolated"
     )
     return replace(network, warnings=(*network.warnings, warning))
@@ -279,8 +279,8 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent])
         return replace(network, uncertainty=links.uncertainty, limit=links.limit)
     if share > _TELLING:
         network = replace(network, uncertainty=at_least(EXTRAPOLATED_LOG, cost.log))
-    known = f"measured in {cost.log.source}"
-    return _extrapolated(network, sizes, sent, known, cost.log.range_bytes)
+    which = f"measured in {cost.log.source}"
+    return _extrapolated(network, sizes, sent, which, cost.log.range_bytes)
 
 
 def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -> Network:
@@ -308,8 +308,8 @@ def _log_cost(
     """A log's times, with the interference of the profile beside it and what that measured."""
     chosen = None if scenario.ddp.backend == "gloo" else _chosen(scenario)
     parts = dict.fromkeys(SHARDED) if chosen else _parts_of_all_reduce(scenario)
-    told = tuple(sorted((each, part) for each, part in parts.items() if each not in measured))
-    cost = AllReduceLogCost(log, None, scenario.run.allow_extrapolation, parts=told, chosen=chosen)
+    rest = tuple(sorted((each, part) for each, part in parts.items() if each not in measured))
+    cost = AllReduceLogCost(log, None, scenario.run.allow_extrapolation, parts=rest, chosen=chosen)
     if beyond and isinstance(beyond.cost, InterferingCost):
         return replace(beyond.cost, cost=replace(cost, beyond=beyond.cost.cost))
     return replace(cost, beyond=beyond.cost) if beyond else cost

@@ -177,14 +177,14 @@ class ScheduledCost:
     @property
     def operations(self) -> frozenset[Operation]:
         """See CollectiveCost."""
-        known = self.algorithm in ("gloo_ring", "hierarchical")
-        return REPLICATED | SHARDED if known else REPLICATED
+        has_shards = self.algorithm in ("gloo_ring", "hierarchical")
+        return REPLICATED | SHARDED if has_shards else REPLICATED
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        if own := _OF_SHARDS.get((self.algorithm, operation)):
-            start_ns = self._in_turn_ns(size_bytes) if own == "gloo_all_gather" else 0
-            return ScheduledTransfer(own, self.paths, size_bytes, start_ns=start_ns)
+        if algorithm := _OF_SHARDS.get((self.algorithm, operation)):
+            start_ns = self._in_turn_ns(size_bytes) if algorithm == "gloo_all_gather" else 0
+            return ScheduledTransfer(algorithm, self.paths, size_bytes, start_ns=start_ns)
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
         if operation == "all_reduce" or self.algorithm == "gather":
             return transfer

@@ -45,8 +45,8 @@ class LinkUncertainty(NamedTuple):
     of_shards: BySize = ()
 
 
-def _swept(said: str, *sigmas: tuple[int, float]) -> BySize:
-    return tuple((least, Uncertainty(sigma, said)) for least, sigma in sigmas)
+def _swept(basis: str, *sigmas: tuple[int, float]) -> BySize:
+    return tuple((least, Uncertainty(sigma, basis)) for least, sigma in sigmas)
 
 
 _SWEEPS = "NIC speed known, algorithm as NCCL chooses; published sweeps over nodes"
@@ -83,12 +83,12 @@ def network_from_links(scenario: Scenario) -> Network:
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
     wires = wires.of_nccl() if isinstance(cost, NcclCost) else wires
-    known = _link_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost))
+    doubt = _link_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost))
     return Network(
         cost=cost,
-        uncertainty=known.usual,
-        by_size=known.by_size,
-        of_shards=known.of_shards,
+        uncertainty=doubt.usual,
+        by_size=doubt.by_size,
+        of_shards=doubt.of_shards,
         limit=lambda: bottleneck(cluster, wires, _slowest(wires, cost)),
         provenance=(
             *link_provenance(
@@ -108,12 +108,12 @@ def _joined(scenario: Scenario) -> tuple[Scenario, tuple[Provenance, ...]]:
     if (whole := joined(scenario)) is cluster:
         return scenario, ()
     each = whole.gpus_per_node // cluster.gpus_per_node
-    said = (
+    basis = (
         f"{whole.gpus_per_node} GPUs of {each} nodes, to NCCL one node with the NICs of all: "
         f"{counted(whole.nodes, 'domain')}"
     )
     is_stated = cluster.nvlink_domain is not None
-    entry = Provenance("cluster.nvlink_domain", said, "stated" if is_stated else "published")
+    entry = Provenance("cluster.nvlink_domain", basis, "stated" if is_stated else "published")
     return scenario.model_copy(update={"cluster": whole}), (entry,)
 
 
@@ -139,12 +139,12 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
     were held against both kinds of links at once.
     """
     if wires.inter:
-        found = _between_nodes(cluster, wires.inter, chosen=chosen)
-        is_swept = found.usual in [swept.usual for swept in _SWEPT] and wires.way is None
-        if wires.intra is None or is_swept or _is_never_slowest(wires, found.usual):
-            return found
+        doubt = _between_nodes(cluster, wires.inter, chosen=chosen)
+        is_swept = doubt.usual in [swept.usual for swept in _SWEPT] and wires.way is None
+        if wires.intra is None or is_swept or _is_never_slowest(wires, doubt.usual):
+            return doubt
         inside = LinkUncertainty(_inside_a_node(cluster, wires))
-        return max(inside, found, key=lambda each: each.usual.sigma)
+        return max(inside, doubt, key=lambda each: each.usual.sigma)
     if wires.intra is None:  # one GPU
         return LinkUncertainty(STATED_LINKS)
     of_a_machine = cluster.machine is not None and wires.intra.path == "nvlink"
@@ -178,20 +178,20 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkU
     if inter.transport == "tcp" and _is_hard_for_tcp(inter):
         is_known = cluster.machine or inter.flow_bandwidth_bytes_per_s
         return LinkUncertainty(TCP_NETWORK if is_known else UNLIMITED_TCP)
-    known = {"slingshot": SLINGSHOT_NETWORK, "efa": EFA_NETWORK}
-    found = known.get(inter.transport, CHOSEN_NETWORK)
-    return found if stated else _with_users(found, cluster)
+    by_transport = {"slingshot": SLINGSHOT_NETWORK, "efa": EFA_NETWORK}
+    doubt = by_transport.get(inter.transport, CHOSEN_NETWORK)
+    return doubt if stated else _with_users(doubt, cluster)
 
 
-def _with_users(found: LinkUncertainty, cluster: Cluster) -> LinkUncertainty:
+def _with_users(doubt: LinkUncertainty, cluster: Cluster) -> LinkUncertainty:
     """With what a machine's preset says of users' networks, whose large messages are known."""
     machine = cluster.machine
     if machine is None or machine.network_sigma is None:
-        return found
+        return doubt
     source = machine.sources.get("network_sigma", "no source given")
     of_users = Uncertainty(machine.network_sigma, f"{machine.name}: {source}")
-    smaller = [each for each in found.by_size if each[0] < _LARGE_BYTES] or [(0, found.usual)]
-    return found._replace(by_size=(*smaller, (_LARGE_BYTES, of_users)))
+    smaller = [each for each in doubt.by_size if each[0] < _LARGE_BYTES] or [(0, doubt.usual)]
+    return doubt._replace(by_size=(*smaller, (_LARGE_BYTES, of_users)))
 
 
 def _is_hard_for_tcp(inter: InterNode) -> bool:
@@ -261,19 +261,19 @@ def _is_to_be_had(cost: NcclCost) -> bool:
 def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
     """Refuse NCCL's algorithm on this machine, or its protocol alone, by the key that asks."""
     if not is_protocol:
-        key, asked = _asked_by(cluster, "algorithm", "NCCL_ALGO")
+        key, wish = _asked_by(cluster, "algorithm", "NCCL_ALGO")
         return InputError(
             key,
-            f"{asked} is not to be had on this machine: nvls needs a switch that sums "
+            f"{wish} is not to be had on this machine: nvls needs a switch that sums "
             "(intra_node.switch_bandwidth), and NCCL 2.17",
         )
-    key, asked = _asked_by(cluster, "protocol", "NCCL_PROTO")
+    key, wish = _asked_by(cluster, "protocol", "NCCL_PROTO")
     if cluster.algorithm == "nvls":
-        said = f"nvls is sent with Simple alone, not {asked}; write that, or drop it"
-        return InputError(key, said)
+        problem = f"nvls is sent with Simple alone, not {wish}; write that, or drop it"
+        return InputError(key, problem)
     return InputError(
         key,
-        f"{asked} is not to be had on this machine: LL128 needs NVLink between the GPUs of a node "
+        f"{wish} is not to be had on this machine: LL128 needs NVLink between the GPUs of a node "
         "(intra_node.path), NICs that read GPUs (not inter_node.gpu_direct: false), and NCCL 2.5; "
         "write LL or Simple, or drop it",
     )
@@ -281,8 +281,8 @@ def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
 
 def _asked_by(cluster: Cluster, key: str, variable: str) -> tuple[str, str]:
     """The key that restricts NCCL, and what it asks for."""
-    own = getattr(cluster, key)
-    if own != "auto":
-        return f"cluster.{key}", str(own)
+    value = getattr(cluster, key)
+    if value != "auto":
+        return f"cluster.{key}", str(value)
     where = "cluster.nccl_env" if variable in (cluster.nccl_env or {}) else "cluster.machine"
     return where, f"{variable}={cluster.nccl_variables.get(variable)}"

@@ -68,16 +68,16 @@ class InterferingCost(ChangedCost):
     effect: float = 1.0
     exponent: float = 1.0
     scatter_turns: int = 1
-    _known: dict[tuple[Operation, int], Transfer] = field(
+    _transfers: dict[tuple[Operation, int], Transfer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        asked = operation, size_bytes
-        if asked not in self._known:
-            self._known[asked] = self._priced(operation, size_bytes)
-        return self._known[asked]
+        message = operation, size_bytes
+        if message not in self._transfers:
+            self._transfers[message] = self._priced(operation, size_bytes)
+        return self._transfers[message]
 
     def _priced(self, operation: Operation, size_bytes: int) -> Transfer:
         transfer = self._split(self.cost.transfer(operation, size_bytes))

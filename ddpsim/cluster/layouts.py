@@ -43,13 +43,13 @@ def joined(scenario: Scenario) -> Cluster:
     if stated and stated.nodes_per_leaf:
         leaves = {"nodes_per_leaf": stated.nodes_per_leaf // each}
         update["inter_node"] = stated.model_copy(update=leaves)
-    found = cluster.model_copy(update=update)
-    link = found.link("inter_node")
+    fused = cluster.model_copy(update=update)
+    link = fused.link("inter_node")
     if rest and isinstance(link, InterNode):
         nics = InterNode(nics_per_node=ceil(link.nics_per_node * rest / each))
         fewer = OtherNode(gpus_per_node=rest * cluster.gpus_per_node, inter_node=nics)
-        found = found.model_copy(update={"other_nodes": {found.nodes - 1: fewer}})
-    return found
+        fused = fused.model_copy(update={"other_nodes": {fused.nodes - 1: fewer}})
+    return fused
 
 
 def laid_out(cluster: Cluster, layout: Layout) -> Cluster:
@@ -70,10 +70,10 @@ def with_replicas(scenario: Scenario) -> Scenario:
     if cluster.replica.gpus == 1:
         return scenario.having("cluster", replica=None)
     nodes, gpus, sharing = cluster.replica.layout(cluster.nodes, cluster.gpus_per_node)
-    found = _part(cluster, nodes, gpus, sharing, None)
+    part = _part(cluster, nodes, gpus, sharing, None)
     each = cluster.nodes_per_domain
     update = {"replica": None, "nvlink_domain": min(each, nodes) * gpus if each > 1 else None}
-    return scenario.model_copy(update={"cluster": found.model_copy(update=update)})
+    return scenario.model_copy(update={"cluster": part.model_copy(update=update)})
 
 
 def _part(
@@ -88,12 +88,12 @@ def _part(
         host = cluster.host or Host()
         sending = max(host.gpus or 0, cluster.gpus_per_node)
         update["host"] = host.model_copy(update={"gpus": sending})
-    found = cluster.model_copy(update=update)
-    whole, near = cluster.link("inter_node"), found.link("inter_node")
+    part = cluster.model_copy(update=update)
+    whole, near = cluster.link("inter_node"), part.link("inter_node")
     if sharing == 1 or not (isinstance(whole, InterNode) and isinstance(near, InterNode)):
-        return found
+        return part
     share = sharing * near.nics_per_node / whole.nics_per_node
-    return found.model_copy(update=_network_of(found, "shared_by", max(1.0, share)))
+    return part.model_copy(update=_network_of(part, "shared_by", max(1.0, share)))
 
 
 def _network_of(cluster: Cluster, field: str, factor: float) -> dict[str, Any]:

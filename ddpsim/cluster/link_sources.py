@@ -132,9 +132,9 @@ def _through_the_host(cluster: Cluster, way: Way) -> Provenance:
     rate, factor = way.bytes_per_s, way.uncertainty.factor
     most = inf if way.transport == "NVL" else slot_bytes_per_s(cluster)
     low, high = (format_bytes_per_s(each) for each in (rate / factor, min(most, rate * factor)))
-    said = f"{format_bytes_per_s(rate)} a GPU {WAYS[way.transport]}; limit: {way.limit}"
+    words = f"{format_bytes_per_s(rate)} a GPU {WAYS[way.transport]}; limit: {way.limit}"
     board = f"{board_of(cluster)} with PCIe {cluster.device.pcie}"
-    source = f"{said}; public boxes as a {board}, 80 % of them {low} to {high}"
+    source = f"{words}; public boxes as a {board}, 80 % of them {low} to {high}"
     return Provenance("cluster.host", source, "published")
 
 
@@ -169,18 +169,18 @@ def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
 
 def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact
     """Bandwidth, NICs and what takes from them, and the latency where it counts."""
-    said = [format_bytes_per_s(rate_of(link))]
+    words = [format_bytes_per_s(rate_of(link))]
     if isinstance(link, InterNode):
-        said[0] = f"{link.nics_per_node} x {said[0]}" if link.nics_per_node > 1 else said[0]
+        words[0] = f"{link.nics_per_node} x {words[0]}" if link.nics_per_node > 1 else words[0]
         if link.oversubscription > 1:
-            said.append(f"oversubscribed {link.oversubscription:g} : 1")
+            words.append(f"oversubscribed {link.oversubscription:g} : 1")
         if link.passes_through_hosts:
-            said.append("no GPUDirect: through host memory")
+            words.append("no GPUDirect: through host memory")
     elif link.switch_bandwidth_bytes_per_s:
-        said.append(f"{format_bytes_per_s(link.switch_bandwidth_bytes_per_s)} with NVLS")
+        words.append(f"{format_bytes_per_s(link.switch_bandwidth_bytes_per_s)} with NVLS")
     if link.latency_s is not None and (states_latency or not _has_table(link)):
-        said.append(format_duration(link.latency_s))
-    return ", ".join(said)
+        words.append(format_duration(link.latency_s))
+    return ", ".join(words)
 
 
 def _has_table(link: IntraNode | InterNode) -> bool:

@@ -41,10 +41,10 @@ class CheckedLog:
     def source(self) -> str:
         """The file, its sizes, and how far its two times of a size vary."""
         log = self.log
-        said = f"{log.source} ({log.kind}), {log.range_in_words}"
+        words = f"{log.source} ({log.kind}), {log.range_in_words}"
         if log.spread and log.spread > LOG.sigma:
-            said += f"; in place and out of place vary by {100 * log.spread:.0f} %"
-        return said
+            words += f"; in place and out of place vary by {100 * log.spread:.0f} %"
+        return words
 
 
 def checked_log(scenario: Scenario, operation: Logged) -> CheckedLog | None:
@@ -77,8 +77,8 @@ def at_least(assumed: Uncertainty, log: AllReduceLog) -> Uncertainty:
 def _assumed_ranks(log: AllReduceLog) -> tuple[str, ...]:
     if log.ranks_listed:
         return ()
-    said = f"{log.source} does not say on which nodes and GPUs it was measured"
-    return (f"{said}: its times are taken for this cluster's {_layout(log)}",)
+    problem = f"{log.source} does not say on which nodes and GPUs it was measured"
+    return (f"{problem}: its times are taken for this cluster's {_layout(log)}",)
 
 
 def _check_ranks(log: AllReduceLog, key: str, cluster: Cluster, run: Run) -> tuple[str, ...]:

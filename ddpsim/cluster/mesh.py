@@ -41,9 +41,9 @@ def with_groups(
     def of(layout: Layout) -> Network:
         _refuse_unequal(scenario, layout)
         cluster = laid_out(whole, layout)
-        own = of_links(scenario.model_copy(update={"cluster": cluster}))
-        used = tuple(entry for entry in own.provenance if entry.source != NOT_USED)
-        return replace(own, provenance=used)
+        part = of_links(scenario.model_copy(update={"cluster": cluster}))
+        used = tuple(entry for entry in part.provenance if entry.source != NOT_USED)
+        return replace(part, provenance=used)
 
     kinds: list[ProcessGroup] = []
     if scenario.ddp.shards_in_nodes or scenario.ddp.averages_after_hook:
@@ -75,7 +75,9 @@ def _layouts(mesh: Mesh, kind: ProcessGroup, gpus_per_node: int) -> set[Layout]:
 
 def _slowest(networks: Iterable[Network]) -> Network:
     """All groups of a kind are priced as their slowest, for which the next reduction waits."""
-    return max(networks, key=lambda own: duration_ns(own.cost.transfer("all_gather", _LARGE_BYTES)))
+    return max(
+        networks, key=lambda each: duration_ns(each.cost.transfer("all_gather", _LARGE_BYTES))
+    )
 
 
 def _refuse_unequal(scenario: Scenario, layout: Layout) -> None:
@@ -99,7 +101,7 @@ def with_sent_in_groups(
 
     It is as uncertain as that of the group which sends longest. `knowing`: one network's.
     """
-    known, provenance, spent_ns = {}, list(network.provenance), {}
+    parts, provenance, spent_ns = {}, list(network.provenance), {}
     of_group = defaultdict[ProcessGroup, list[Sent]](list)
     for group, operation, size in sorted(sent):
         if group != "world" or operation in TURNS:
@@ -107,15 +109,15 @@ def with_sent_in_groups(
     plain = dict(network.groups)
     if of_group["world"]:
         plain["world"] = replace(network, cost=cost_of(network.cost, "world"))
-    for group, own in plain.items():
-        part = known[group] = knowing(own, of_group[group])
+    for group, part_network in plain.items():
+        part = parts[group] = knowing(part_network, of_group[group])
         provenance += [entry for entry in part.provenance if entry not in provenance]
         spent_ns[group] = sum(duration_ns(part.cost.transfer(*each)) for each in of_group[group])
     return replace(
         network,
-        groups=tuple(each for each in known.items() if each[0] != "world"),
+        groups=tuple(each for each in parts.items() if each[0] != "world"),
         provenance=tuple(provenance),
-        uncertainty=known[max(spent_ns, key=lambda group: spent_ns[group])].uncertainty,
+        uncertainty=parts[max(spent_ns, key=lambda group: spent_ns[group])].uncertainty,
     )
 
 

@@ -113,8 +113,8 @@ class Network:
 
 
 def _at(by_size: Sequence[tuple[int, Uncertainty]], size_bytes: int) -> Uncertainty | None:
-    known = [uncertainty for least, uncertainty in by_size if size_bytes >= least]
-    return known[-1] if known else None
+    reached = [uncertainty for least, uncertainty in by_size if size_bytes >= least]
+    return reached[-1] if reached else None
 
 
 # --- reduce-scatters and all-gathers that nobody measured: how far from what all-reduces tell -----
@@ -128,9 +128,9 @@ _WORDS: dict[Operation, str] = {"reduce_scatter": "reduce-scatters", "all_gather
 
 
 def _of_gloo(operation: Operation, small: float, large: float) -> Derived:
-    said = _GLOO.format(_WORDS[operation])
-    known = (0, Uncertainty(small, said)), (_SMALL_BYTES, Uncertainty(large, said))
-    return ((operation, known),)
+    basis = _GLOO.format(_WORDS[operation])
+    sigmas = (0, Uncertainty(small, basis)), (_SMALL_BYTES, Uncertainty(large, basis))
+    return ((operation, sigmas),)
 
 
 OF_GLOO = (*_of_gloo("reduce_scatter", 0.11, 0.04), *_of_gloo("all_gather", 0.27, 0.16))
@@ -138,8 +138,8 @@ OF_GLOO = (*_of_gloo("reduce_scatter", 0.11, 0.04), *_of_gloo("all_gather", 0.27
 
 def of_nccl(sigma: float) -> Derived:
     """One sigma for reduce-scatters and all-gathers of all sizes."""
-    known = ((0, Uncertainty(sigma, _NCCL)),)
-    return tuple((operation, known) for operation in sorted(SHARDED))
+    sigmas = ((0, Uncertainty(sigma, _NCCL)),)
+    return tuple((operation, sigmas) for operation in sorted(SHARDED))
 
 
 OF_NCCL_LOG, OF_NCCL_PROFILE = of_nccl(0.23), of_nccl(0.27)
@@ -147,8 +147,8 @@ OF_NCCL_LOG, OF_NCCL_PROFILE = of_nccl(0.23), of_nccl(0.27)
 
 def with_derived(network: Network, derived: Derived) -> Network:
     """A network that says how wrong collectives may be that its log or profile does not tell of."""
-    found = tuple(each for each in derived if each[0] not in network.measured)
-    return replace(network, derived=found)
+    unmeasured = tuple(each for each in derived if each[0] not in network.measured)
+    return replace(network, derived=unmeasured)
 
 
 def of_sent(network: Network, sent: Collection[tuple[Operation, int]], remedy: str) -> Network:
@@ -164,18 +164,18 @@ def of_sent(network: Network, sent: Collection[tuple[Operation, int]], remedy: s
     for operation, size in sent:
         taken_ns = duration_ns(network.cost.transfer(operation, size))
         spent_ns += taken_ns
-        if known := network.uncertainty_of(size, operation):
-            widest[known] += known.sigma * taken_ns
+        if uncertainty := network.uncertainty_of(size, operation):
+            widest[uncertainty] += uncertainty.sigma * taken_ns
     usual = network.uncertainty
     sigma = sum(widest.values()) / max(1, spent_ns)
     if usual is None or sigma > usual.sigma:
         basis = max(widest, key=lambda each: widest[each]).basis
         usual = Uncertainty(sigma, basis)
     what = " and ".join(_WORDS[operation] for operation in missing)
-    said = f"times of {what} are derived from those of all-reduces"
+    words = f"times of {what} are derived from those of all-reduces"
     return replace(
         network,
         uncertainty=usual,
-        provenance=(*network.provenance, Provenance("sharded collectives", said, "assumed")),
-        warnings=(*network.warnings, f"{what} were not measured: {said}; {remedy}"),
+        provenance=(*network.provenance, Provenance("sharded collectives", words, "assumed")),
+        warnings=(*network.warnings, f"{what} were not measured: {words}; {remedy}"),
     )

@@ -72,10 +72,10 @@ def cost_of(cost: CollectiveCost, group: ProcessGroup) -> CollectiveCost:
     """The cost model of a group; ValueError where there is none but that of all ranks."""
     if group == "world":
         return cost
-    known = dict(cost.parts) if isinstance(cost, GroupedCost) else {}
-    if group not in known:
+    parts = dict(cost.parts) if isinstance(cost, GroupedCost) else {}
+    if group not in parts:
         raise ValueError(f"this cost model knows no group of ranks: {group}")
-    return known[group]
+    return parts[group]
 
 
 def interfering(

@@ -72,8 +72,8 @@ class Wires:
         if used and not environment.uses_ib and used.transport in BY_TABLE:
             used = _over_sockets(used)
             rate = format_bytes_per_s(nic_bytes_per_s(used, environment))
-            said = f"NCCL_IB_DISABLE: TCP, {rate} a NIC, {format_duration(latency_s(used))} a hop"
-            changes.append(Provenance("cluster.nccl_env", said, "assumed"))
+            words = f"NCCL_IB_DISABLE: TCP, {rate} a NIC, {format_duration(latency_s(used))} a hop"
+            changes.append(Provenance("cluster.nccl_env", words, "assumed"))
         together, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
             cluster.nodes,
@@ -230,44 +230,44 @@ def unlike_nodes(cluster: Cluster, nic: NicRate) -> tuple[tuple[int, float, floa
 
     `nic`: bytes per second of one NIC.
     """
-    found = []
+    nodes = []
     for node in sorted(cluster.other_nodes or {}):
         inside, outside = (_ratio(cluster, node, key, nic) for key in ("intra_node", "inter_node"))
         if (inside, outside) != (1.0, 1.0):
-            found.append((node, inside, outside))
-    return tuple(found)
+            nodes.append((node, inside, outside))
+    return tuple(nodes)
 
 
 def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
     """Bandwidth of a node's own links over the usual ones'."""
-    own, usual = _own(cluster, node, key), link_of(cluster, key)
-    if own is None or usual is None:
+    link, usual = _own(cluster, node, key), link_of(cluster, key)
+    if link is None or usual is None:
         return 1.0
-    return _node_rate(own, cluster.nodes, nic) / _node_rate(usual, cluster.nodes, nic)
+    return _node_rate(link, cluster.nodes, nic) / _node_rate(usual, cluster.nodes, nic)
 
 
 def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
     """A node's links; what they do not say is as usual, but for a machine's NICs near its GPUs."""
     other = (cluster.other_nodes or {})[node]
-    own, usual = getattr(other, key), link_of(cluster, key)
+    link, usual = getattr(other, key), link_of(cluster, key)
     stated = cluster.inter_node
     are_stated = stated is not None and "nics_per_node" in stated.said
     if cluster.machine and other.gpus_per_node and not are_stated:
         usual = near_a_part(usual, other.gpus_per_node, cluster.gpus_per_node)
-    if own is None or usual is None:
+    if link is None or usual is None:
         return usual
-    return usual.model_copy(update=own.said)
+    return usual.model_copy(update=link.said)
 
 
 def _slowest(cluster: Cluster, key: Kind, usual: _Links | None) -> _Links | None:
     """The slowest links of all nodes, a network's by its NICs together; None without `usual`."""
     if usual is None:
         return None
-    known = [usual]
+    links = [usual]
     for node in cluster.other_nodes or {}:
-        own = _own(cluster, node, key)
-        known += [own] if isinstance(own, type(usual)) else []
-    return min(known, key=lambda link: getattr(link, "nics_per_node", 1) * rate_of(link))
+        node_link = _own(cluster, node, key)
+        links += [node_link] if isinstance(node_link, type(usual)) else []
+    return min(links, key=lambda link: getattr(link, "nics_per_node", 1) * rate_of(link))
 
 
 def _node_rate(link: IntraNode | InterNode, nodes: int, nic: NicRate) -> float:
@@ -296,12 +296,12 @@ def network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[
         return rate, ()
     worst, usual = _collisions(nics, inter.uplinks, leaves, seed)
     room = max(1.0, per_leaf * nics / inter.uplinks)  # NICs that an uplink can carry
-    said = (
+    words = (
         f"{nics} flows hashed onto {inter.uplinks} uplinks of each of {leaves} leaves, each of "
         f"{room:g} NICs: the fullest carries {worst} with seed {seed} ({usual[0]} to {usual[1]} "
         "in 80 % of 1,000 seeds)"
     )
-    entry = Provenance("cluster.inter_node.uplinks", said, "assumed")
+    entry = Provenance("cluster.inter_node.uplinks", words, "assumed")
     return rate * min(1.0, room / worst), (entry,)
 
 

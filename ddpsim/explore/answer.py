@@ -166,8 +166,8 @@ def _start(given: Given) -> dict[str, Any]:
 
 def _step(document: Document) -> dict[str, Any]:
     job = checked_job(document)
-    dial, own, _ = dialled(job.scenario) or strategies(job.scenario)
-    choice, typical = draw(job, own, dial, with_interval=False)
+    dial, option, _ = dialled(job.scenario) or strategies(job.scenario)
+    choice, typical = draw(job, option, dial, with_interval=False)
     result = choice.result
     gone_through = events(choice, typical, job.bucket_names)
     return {

@@ -64,7 +64,7 @@ def places(scenario: Scenario) -> dict[str, Any]:
     cap, sigma = ddp.bucket_cap_mb, cluster.stragglers and cluster.stragglers.sigma
     stragglers = "none" if not cluster.stragglers else f"{sigma:g}" if sigma else "listed"
     rate = cluster.background and cluster.background.rate_bytes_per_s
-    found: dict[str, tuple[str, float | None]] = {
+    dials: dict[str, tuple[str, float | None]] = {
         "workload.model": (workload.model or "its own", None),
         "workload.batch_per_rank": _number(workload.batch_per_rank),
         "workload.precision": (workload.precision, None),
@@ -80,17 +80,17 @@ def places(scenario: Scenario) -> dict[str, Any]:
         "cluster.background": (format_bytes_per_s(rate) if rate else "none", rate or 0.0),
     }
     if isinstance(inter, InterNode) and cluster.nodes > 1:
-        own, late = inter.bandwidth_bytes_per_s, inter.latency_s
-        found["cluster.inter_node.nics_per_node"] = _number(inter.nics_per_node)
-        if own:
-            found["cluster.inter_node.bandwidth"] = (_gbit(own), own)
+        usual, late = inter.bandwidth_bytes_per_s, inter.latency_s
+        dials["cluster.inter_node.nics_per_node"] = _number(inter.nics_per_node)
+        if usual:
+            dials["cluster.inter_node.bandwidth"] = (_gbit(usual), usual)
         words = format_duration(late) if late else "NCCL's own"
-        found["cluster.inter_node.latency"] = (words, late)
+        dials["cluster.inter_node.latency"] = (words, late)
     if not ddp.is_ddp:
-        del found["ddp.bucket_cap_mb"], found["ddp.comm_hook"]
+        del dials["ddp.bucket_cap_mb"], dials["ddp.comm_hook"]
     if cluster.nodes == 1:
-        del found["cluster.background"]
-    return {key: list(place) for key, place in found.items()}
+        del dials["cluster.background"]
+    return {key: list(place) for key, place in dials.items()}
 
 
 def leaving(ddp: Ddp) -> list[str]:
@@ -180,5 +180,5 @@ def _cap(cap: float | tuple[float, ...] | None) -> str:
 
 
 def _word(checkpointing: Checkpointing | None) -> str:
-    known = (word for word, policy in WORDS_OF_CHECKPOINTING.items() if policy == checkpointing)
-    return next(known, "a policy of its own")
+    words = (word for word, policy in WORDS_OF_CHECKPOINTING.items() if policy == checkpointing)
+    return next(words, "a policy of its own")

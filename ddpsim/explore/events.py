@@ -35,11 +35,11 @@ def events(choice: CapChoice, step: Step, names: Mapping[int, tuple[str, str]]) 
     `step`: the same one with nothing joined; `names`: the first and the last parameter of a bucket.
     """
     size = choice.result.world_size
-    found = [*_of_compute(step), *_of_gradients(step, names)]
+    happened = [*_of_compute(step), *_of_gradients(step, names)]
     for collective in choice.step.ranks[0].collectives:
-        found += _of_collective(collective, names, size)
+        happened += _of_collective(collective, names, size)
     end = f"The step ends after {_length(step.length_ns)}."
-    return [*sorted(found, key=lambda event: event.at_ns), Event(step.length_ns, "end", end)]
+    return [*sorted(happened, key=lambda event: event.at_ns), Event(step.length_ns, "end", end)]
 
 
 def _of_compute(step: Step) -> Iterator[Event]:

@@ -72,13 +72,13 @@ def recognise(path: Path) -> list[Learned]:
         return [_of_json(source, document)]
     if config := _config_text(source):
         return [_config(source.given, config)]
-    found = [each for read in _readers(source) for each in read(source)]
-    if not found:
+    learned = [each for read in _readers(source) for each in read(source)]
+    if not learned:
         raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
-    if all(each.tells_nothing for each in found):
-        lacks = "; ".join(f"{each.kind}: {each.facts[0]}" for each in found)
+    if all(each.tells_nothing for each in learned):
+        lacks = "; ".join(f"{each.kind}: {each.facts[0]}" for each in learned)
         raise ImportFailedError(source.given, f"tells too little: {lacks}")
-    return found
+    return learned
 
 
 def _begins_with(source: SourceFile, beginning: bytes) -> bool:
@@ -134,20 +134,20 @@ def _of_json(source: SourceFile, document: dict[str, Any]) -> Learned:
 
 
 def _traces(source: SourceFile) -> Learned:
-    found = read_rank_traces(source)
-    job = traced_job(found)
+    traces = read_rank_traces(source)
+    job = traced_job(traces)
     keys = {name: each for name, each in job.document.items() if isinstance(each, dict)}
-    steps = counted(len(found.transfers), "common step")
+    steps = counted(len(traces.transfers), "common step")
     shown = [
-        f"{len(found.traces)} of {found.world_size or 1} ranks, {steps}",
-        f"a step takes {format_duration(found.step_s)} under the profiler",
+        f"{len(traces.traces)} of {traces.world_size or 1} ranks, {steps}",
+        f"a step takes {format_duration(traces.step_s)} under the profiler",
     ]
     shown += [
         f"an all-reduce of {format_bytes(size)} takes {format_duration(seconds)}"
-        for size, seconds in list(found.points.items())[-_MOST_SIZES:]
+        for size, seconds in list(traces.points.items())[-_MOST_SIZES:]
     ]
-    if found.straggler:
-        rank, times = found.straggler
+    if traces.straggler:
+        rank, times = traces.straggler
         shown.append(f"rank {rank} computes {times:.2f} x as long as the others")
     kind = "traces of PyTorch's profiler"
     return Learned(source.given, kind, tuple(shown), keys, option="--traces", assumed=job.assumed)
@@ -156,13 +156,13 @@ def _traces(source: SourceFile) -> Learned:
 def _dump(name: str, data: Any) -> Learned:
     if not is_dump(data):
         raise ImportFailedError(name, "is a pickle, but no dump of PyTorch's flight recorder")
-    found = flight_recorder(name, data)
-    facts = _called(found.all_reduces, found.seconds)
-    keys: dict[str, dict[str, Any]] = {"ddp": {"backend": found.backend}}
-    if found.world_size:
-        facts.insert(0, f"{counted(found.world_size, 'rank')} of {found.backend}")
-        keys["cluster"] = {"nodes": 1, "gpus_per_node": found.world_size}
-    keys.setdefault("cluster", {}).update(nccl_key(found.nccl))
+    dump = flight_recorder(name, data)
+    facts = _called(dump.all_reduces, dump.seconds)
+    keys: dict[str, dict[str, Any]] = {"ddp": {"backend": dump.backend}}
+    if dump.world_size:
+        facts.insert(0, f"{counted(dump.world_size, 'rank')} of {dump.backend}")
+        keys["cluster"] = {"nodes": 1, "gpus_per_node": dump.world_size}
+    keys.setdefault("cluster", {}).update(nccl_key(dump.nccl))
     assumed = ("one node: a dump tells the ranks alone (cluster.nodes)",)
     return Learned(name, "dump of PyTorch's flight recorder", tuple(facts), keys, assumed=assumed)
 
@@ -177,10 +177,10 @@ def _called(calls: Mapping[int, int], seconds: Mapping[int, float]) -> list[str]
 
 
 def _chakra(source: SourceFile) -> Learned:
-    found = read_chakra(source)
-    facts = [f"{counted(found.nodes, 'node')}, {format_duration(found.compute_s)} of compute"]
-    facts += _called(found.calls, found.all_reduces)
-    if found.all_reduces:
+    steps = read_chakra(source)
+    facts = [f"{counted(steps.nodes, 'node')}, {format_duration(steps.compute_s)} of compute"]
+    facts += _called(steps.calls, steps.all_reduces)
+    if steps.all_reduces:
         facts.append(f"for a cluster of its ranks: cluster.all_reduce: {source.given}")
     return Learned(source.given, "Chakra execution trace of one rank", tuple(facts))
 
@@ -246,8 +246,8 @@ def _logged_times(source: SourceFile, operation: Logged) -> Learned:
             raise
         layout = usual_layout(error.ranks)
         learned = _timed(read_all_reduce(source, operation=operation, layout=layout), operation)
-        told = f"{layout[0]} x {layout[1]} ranks: the file tells their number alone"
-        assumed = (*learned.assumed, f"{told} (cluster.nodes, gpus_per_node)")
+        assumption = f"{layout[0]} x {layout[1]} ranks: the file tells their number alone"
+        assumed = (*learned.assumed, f"{assumption} (cluster.nodes, gpus_per_node)")
         return replace(learned, assumed=assumed)
 
 
@@ -298,8 +298,8 @@ def _debug(source: SourceFile) -> Iterator[Learned]:
         nodes, gpus = usual_layout(log.ranks)
         cluster |= {"nodes": nodes, "gpus_per_node": gpus}
         facts.insert(0, f"some of {counted(log.ranks, 'rank')}")
-        told = f"{nodes} x {gpus} ranks: not all ranks' lines are there, which tell the nodes"
-        assumed = (f"{told} (cluster.nodes, gpus_per_node)",)
+        assumption = f"{nodes} x {gpus} ranks: not all ranks' lines are there, which tell the nodes"
+        assumed = (f"{assumption} (cluster.nodes, gpus_per_node)",)
     if log.version:
         facts.append(f"NCCL {log.version}")
     if log.variables:
@@ -349,11 +349,11 @@ _OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str],
 
 def _readers(source: SourceFile) -> list[Callable[[SourceFile], Iterator[Learned]]]:
     """The readers that may find something in a log."""
-    left, found = dict(_OF_LOGS), []
+    left, readers = dict(_OF_LOGS), []
     for part in parts_of(source, KNOWN):
         for read in [read for read, is_one in left.items() if is_one(part)]:
-            found.append(read)
+            readers.append(read)
             del left[read]
         if not left:
             break
-    return [read for read, _ in _OF_LOGS if read in found]
+    return [read for read, _ in _OF_LOGS if read in readers]

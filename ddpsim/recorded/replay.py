@@ -54,14 +54,14 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
     document = Document.from_mapping(job.document, Path()).changed(settings)
     scenario = parse(document)
     _check_micro_batches(traces, scenario, document)
-    known = resolve(scenario, document)
+    resolved = resolve(scenario, document)
     if "ddp.bucket_cap_mb" not in {setting.partition("=")[0].strip() for setting in settings}:
-        ddp, said = with_bucket_caps(known.model, scenario.ddp, traces.typical.typical)
-        if said:
+        ddp, caps = with_bucket_caps(resolved.model, scenario.ddp, traces.typical.typical)
+        if caps:
             document = document.changed([f"ddp.bucket_cap_mb={ddp.bucket_cap_mb}"])
             scenario = parse(document)
-            known = resolve(scenario, document)
-    return _Replaying(traces, known).told(document, job.assumed)
+            resolved = resolve(scenario, document)
+    return _Replaying(traces, resolved).told(document, job.assumed)
 
 
 def _check_micro_batches(traces: RankTraces, scenario: Scenario, document: Document) -> None:
@@ -126,9 +126,9 @@ class _Replaying:
         scenario, trace = self.job.scenario, self.traces.traces[rank]
         workload, device = scenario.workload, scenario.cluster.device
         with blamed_on("workload.trace"):
-            known = known_model(scenario, trace)
+            model = known_model(scenario, trace)
             models = [
-                traced_model(replace(trace, typical=part), known, workload, device)
+                traced_model(replace(trace, typical=part), model, workload, device)
                 for part in _parts(self.traces.steps[rank])
             ]
             # what later micro-batches add to gradients is in their own times
@@ -153,28 +153,28 @@ class _Replaying:
         if self.traces.on_gpu:
             own_ns = to_ns(self.traces.steps[rank][step].ddp_host_s)
             return _with_own_host(instructions, own_ns)
-        known = self._known(step)
-        own = [each.own_of_ddp for each in self.traces.steps[rank][step].micro_batches]
+        transfers = self._transfers_of(step)
+        copies = [each.own_of_ddp for each in self.traces.steps[rank][step].micro_batches]
         buckets = self.job.program.steady_buckets
         return tuple(
             i._replace(before_ns=to_ns(each.delay_s[rank]), after_ns=to_ns(each.lag_s[rank]))
-            if isinstance(i, Communicate) and (each := known.get(i.number))
+            if isinstance(i, Communicate) and (each := transfers.get(i.number))
             else i
-            for i in _begun(_with_own_copies(instructions, own, buckets), own)
+            for i in _begun(_with_own_copies(instructions, copies, buckets), copies)
         )
 
-    def _known(self, step: int) -> dict[int, Transfer]:
+    def _transfers_of(self, step: int) -> dict[int, Transfer]:
         """The recorded collectives of a step by the number of the simulated one."""
-        known = {(t.operation, t.size_bytes, t.number): t for t in self.traces.transfers[step]}
-        found: dict[int, Transfer] = {}
+        transfers = {(t.operation, t.size_bytes, t.number): t for t in self.traces.transfers[step]}
+        of_number: dict[int, Transfer] = {}
         seen = Counter[tuple[str, int]]()
         for each in self.job.program.steady_step:
             if isinstance(each, Communicate):
                 what = each.operation, each.size_bytes
-                if transfer := known.get((*what, seen[what])):
-                    found[each.number] = transfer
+                if transfer := transfers.get((*what, seen[what])):
+                    of_number[each.number] = transfer
                 seen[what] += 1
-        return found
+        return of_number
 
     def _transfers_ns(self) -> dict[int, int]:
         """Times of the collectives that were recorded, by their number in the whole loop."""
@@ -183,7 +183,7 @@ class _Replaying:
         return {
             number * count + place: to_ns(each.alone_s)
             for number in range(len(self.traces.transfers))
-            for place, each in self._known(number).items()
+            for place, each in self._transfers_of(number).items()
         }
 
     def _collectives(self, steps: Sequence[Sequence[Step]]) -> Iterator[ReplayedCollective]:
@@ -195,13 +195,13 @@ class _Replaying:
         for each in (each for of_step in self.traces.transfers for each in of_step):
             traced[each.operation, each.size_bytes].append(each)
         for what, of_it in traced.items():
-            known = simulated.get(what)
+            transfer = simulated.get(what)
             yield ReplayedCollective(
                 *what,
                 count=round(len(of_it) / len(self.traces.transfers)),
                 transfer_s=median(each.duration_s for each in of_it),
                 wait_s=median(median(each.late_s.values()) for each in of_it),
-                simulated_s=median(known) if known else None,
+                simulated_s=median(transfer) if transfer else None,
             )
 
 
@@ -222,10 +222,10 @@ def _spliced(loops: Sequence[Program]) -> list[Instruction]:
 
 def _begun(step: Iterable[Instruction], micro_batches: Sequence[OwnOfDdp]) -> Iterator[Instruction]:
     """A CPU's step in which what precedes the first buffers sent comes before them."""
-    own, left_ns = iter(micro_batches), 0
+    batches, left_ns = iter(micro_batches), 0
     for i in step:
         if isinstance(i, LoadBatch):
-            left_ns = to_ns(next(own).before)
+            left_ns = to_ns(next(batches).before)
             yield i
             yield Compute("forward", 0, left_ns)
         elif isinstance(i, Compute) and i.kind == "forward":
@@ -241,11 +241,11 @@ def _with_own_copies(
 ) -> Iterator[Instruction]:
     """A CPU's step in which DDP's copies take as long as was recorded, where that tells of all."""
     recorded_s: dict[_Copies, float] = {}
-    for number, own in enumerate(micro_batches):
-        recorded_s |= {(number, "buffers", place): each for place, each in enumerate(own.buffers)}
+    for number, batch in enumerate(micro_batches):
+        recorded_s |= {(number, "buffers", place): each for place, each in enumerate(batch.buffers)}
         sizes = [len(bucket.parameters) for bucket in buckets]
-        if len(own.copy_back) == sum(sizes):
-            copied = iter(own.copy_back)
+        if len(batch.copy_back) == sum(sizes):
+            copied = iter(batch.copy_back)
             for place, size in enumerate(sizes):
                 recorded_s[number, "copy_back", place] = sum(islice(copied, size))
     priced_ns = Counter[_Copies]()
@@ -278,8 +278,8 @@ def _with_own_host(step: Sequence[Instruction], recorded_ns: int) -> tuple[Instr
 
     The profiler slows it as it slows all that the host does.
     """
-    own = [i for i in step if isinstance(i, Compute) and i.kind in _OWN]
-    priced_ns = sum(each.host_ns for each in own)
+    works = [i for i in step if isinstance(i, Compute) and i.kind in _OWN]
+    priced_ns = sum(each.host_ns for each in works)
     if not (priced_ns and recorded_ns):
         return tuple(step)
     times = recorded_ns / priced_ns
@@ -331,13 +331,13 @@ def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedK
 
 def _seen(traces: RankTraces) -> dict[int, KernelChoice]:
     """Kernels of all-reduces by size, where both are told; the last one of each size."""
-    found = {}
+    seen = {}
     for step in (step for of_rank in traces.steps.values() for step in of_rank):
         for each in step.collectives:
             choice = kernel_choice(each.kernel, each.blocks, each.threads)
             if choice and each.size_bytes:
-                found[each.size_bytes] = choice
-    return found
+                seen[each.size_bytes] = choice
+    return seen
 
 
 def _tuner(scenario: Scenario) -> NcclCost | None:

@@ -94,11 +94,11 @@ class AllReduces:
 
         Raises InputError.
         """
-        known = [parameter.name for parameter in self.model.parameters]
-        members = [sorted({i for name in group for i in _held(name, known)}) for group in groups]
+        names = [parameter.name for parameter in self.model.parameters]
+        members = [sorted({i for name in group for i in _held(name, names)}) for group in groups]
         counts = Counter(i for group in members for i in group)
-        twice = [known[i] for i, count in counts.items() if count > 1]
-        left_out = [known[i] for i in self._used if i not in counts]
+        twice = [names[i] for i, count in counts.items() if count > 1]
+        left_out = [names[i] for i in self._used if i not in counts]
         if twice:
             raise InputError(_GROUPS, f"{twice[0]} is in two groups; name it in one")
         if left_out:
@@ -114,8 +114,8 @@ class AllReduces:
         dtypes = sorted({self.model.parameters[i].dtype for i in members})
         if len(dtypes) > 1:
             first = self.model.parameters[members[0]].name
-            told = f"the group of {first} holds {' and '.join(dtypes)}, which no one tensor holds"
-            raise InputError(_GROUPS, f"{told}; make a group of each")
+            held = f"holds {' and '.join(dtypes)}, which no one tensor holds"
+            raise InputError(_GROUPS, f"the group of {first} {held}; make a group of each")
         return [i for i in members if i in self._used]
 
     def averaged(self) -> AllReduce:
@@ -165,15 +165,15 @@ class AllReduces:
         return AllReduce(bucket, cause, self.prices.call_ns)
 
 
-def _held(name: str, known: Sequence[str]) -> list[int]:
+def _held(name: str, names: Sequence[str]) -> list[int]:
     """The parameters of a name, or of a module of that name; raises InputError for none."""
-    held = [i for i, each in enumerate(known) if each == name or each.startswith(f"{name}.")]
+    held = [i for i, each in enumerate(names) if each == name or each.startswith(f"{name}.")]
     if not held:
-        parts = [each.split(".") for each in known]
+        parts = [each.split(".") for each in names]
         modules = (".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))
         hint = did_you_mean(name, dict.fromkeys(modules))
-        told = f"{shown(name)} holds no parameter.{hint} Name a parameter of the model, or a module"
-        raise InputError(_GROUPS, told)
+        remedy = "Name a parameter of the model, or a module"
+        raise InputError(_GROUPS, f"{shown(name)} holds no parameter.{hint} {remedy}")
     return held
 
 

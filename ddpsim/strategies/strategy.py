@@ -127,16 +127,16 @@ class Strategy(ABC):
 
     def instructions(self, kind: int) -> tuple[Instruction, ...]:
         """The instructions of a step of this kind, made once."""
-        if kind not in self._known:
-            self._known[kind] = self.made(kind)
-        return self._known[kind]
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self.made(kind)
+        return self._by_kind[kind]
 
     def made(self, kind: int) -> tuple[Instruction, ...]:
         """The instructions of a step of this kind, made anew."""
         return tuple(numbered(self.step(kind)))
 
     @cached_property
-    def _known(self) -> dict[int, tuple[Instruction, ...]]:
+    def _by_kind(self) -> dict[int, tuple[Instruction, ...]]:
         return {}
 
     @property

@@ -125,13 +125,13 @@ def _source_model(scenario: Scenario) -> Model:
 def _with_measured(scenario: Scenario, estimated: Model, table: dict[str, Any]) -> Model:
     """A captured model with the times that were measured of it, if its file has some."""
     path = Path(scenario.workload.model or "")
-    known = read_known(str(path), path)
-    if known.measured is None:
+    document = read_known(str(path), path)
+    if document.measured is None:
         return estimated
     from ddpsim.importers.profiles.model import measured_profile  # noqa: PLC0415 -- few are measured
     from ddpsim.workload.measured import remeasured  # noqa: PLC0415
 
-    return remeasured(estimated, measured_profile(path.name, known), table, scenario)
+    return remeasured(estimated, measured_profile(path.name, document), table, scenario)
 
 
 def _traced(scenario: Scenario, trace: SourceFile) -> Model:
@@ -142,8 +142,8 @@ def _traced(scenario: Scenario, trace: SourceFile) -> Model:
     workload, device = scenario.workload, scenario.cluster.device
     with blamed_on("workload.trace"):
         ranks = read_rank_traces(trace)
-        known = known_model(scenario, ranks.typical)
-        return of_ranks(ranks, traced_model(ranks.typical, known, workload, device))
+        model = known_model(scenario, ranks.typical)
+        return of_ranks(ranks, traced_model(ranks.typical, model, workload, device))
 
 
 def known_model(scenario: Scenario, trace: KinetoTrace) -> Model:

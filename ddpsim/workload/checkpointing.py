@@ -119,11 +119,11 @@ class KeptBytes:
     def _rows(self) -> dict[str, tuple[int, int]]:
         """The first row of each block's forward, and one beyond the last."""
         modules = self._table["forward_modules"]
-        found = {}
+        rows_of = {}
         for name in self._table["blocks"]:
             rows = [row for row, module in enumerate(modules) if module.startswith(f"{name}.")]
-            found[name] = (rows[0], rows[-1] + 1)
-        return found
+            rows_of[name] = (rows[0], rows[-1] + 1)
+        return rows_of
 
     @property
     def _begin_backward(self) -> Iterator[int | None]:
@@ -133,8 +133,8 @@ class KeptBytes:
         ready = [names[index] for index in self._table["ready_order"]]
         rows = [called.get(name.rpartition(".")[0], len(modules)) for name in ready]
         for block, (_, end) in self._rows.items():
-            own = (i for i, name in enumerate(ready) if name.startswith(f"{block}."))
-            yield next(own, next((i for i, row in enumerate(rows) if row < end), None))
+            of_block = (i for i, name in enumerate(ready) if name.startswith(f"{block}."))
+            yield next(of_block, next((i for i, row in enumerate(rows) if row < end), None))
 
     @cached_property
     def _others(self) -> list[float]:
@@ -172,7 +172,7 @@ def reruns_of(
     policy: Checkpointing, forward: Sequence[Row], blocks: Sequence[Block], *, compiled: bool
 ) -> dict[str, Rerun]:
     """The checkpoints of some blocks under a policy, by the blocks' names."""
-    found = {}
+    reruns = {}
     for block in blocks:
         first, end = block.rows
         last, partly = block.last
@@ -184,8 +184,8 @@ def reruns_of(
         # a block's last output is the next one's input
         unread_bytes = 0.0 if compiled else _written_bytes(operators[again:-1], keeps[again:])
         looked_at = 0 if compiled or not policy.keep else len(operators)
-        found[block.name] = Rerun(rerun, kept_bytes + unread_bytes, unread_bytes, looked_at)
-    return found
+        reruns[block.name] = Rerun(rerun, kept_bytes + unread_bytes, unread_bytes, looked_at)
+    return reruns
 
 
 def _keeps(operators: Row, policy: Checkpointing) -> Iterator[bool]:
@@ -250,9 +250,9 @@ def budgeted(forward: Sequence[Row], graphs: Iterable[tuple[int, int]], budget: 
     kept_bytes, rerun = 0.0, dict[int, Row]()
     for first, end in graphs:
         graph = [(row, one) for row in range(first, end) for one in forward[row]]
-        own = _of_graph(graph, budget)
-        kept_bytes += own.kept_bytes
-        rerun |= own.rerun
+        plan = _of_graph(graph, budget)
+        kept_bytes += plan.kept_bytes
+        rerun |= plan.rerun
     return Budgeted(kept_bytes, rerun)
 
 

@@ -65,16 +65,16 @@ def _stored(table: _Document, columns: _Document, bits: int) -> _Document:
 
 def _named(table: _Document, modules: Sequence[str]) -> frozenset[int]:
     """Places of the parameters of some modules; raises InputError for a name of none."""
-    names, found = table["parameters"]["name"], set[int]()
+    names, places = table["parameters"]["name"], set[int]()
     for module in modules:
-        own = {i for i, name in enumerate(names) if f"{name}.".startswith(f"{module}.")}
-        if not own:
+        inside = {i for i, name in enumerate(names) if f"{name}.".startswith(f"{module}.")}
+        if not inside:
             reason = f"{shown(module)} holds no trained parameter of {table['name']}"
             raise InputError("workload.frozen", reason)
-        found |= own
-    if len(found) == len(names):
+        places |= inside
+    if len(places) == len(names):
         raise InputError("workload.frozen", "leaves nothing that is trained; name fewer modules")
-    return frozenset(found)
+    return frozenset(places)
 
 
 class _Linear(NamedTuple):
@@ -244,8 +244,8 @@ def _adapted(
             reason = f"the product of {layer.module} is not found in {table['name']}: drop it"
             raise InputError("workload.lora.modules", reason)
         narrow = any(_narrows(each, one.m * one.k) for each in row)
-        own = lora.rank, one.m, one.item_bytes, casts, narrow
-        adapters[layer.module] = _Adapter(layer, *own)
+        extents = lora.rank, one.m, one.item_bytes, casts, narrow
+        adapters[layer.module] = _Adapter(layer, *extents)
     if lora.base:
         step = _dequantized(table, step, _BITS[lora.base])
     step = _with_forwards(table, step, adapters)
@@ -341,19 +341,19 @@ def _with_backwards(
     layers = (one for one in _linears(table) if one.module in {*adapters, *firsts})
     begun = {_first_row(table, step, one): one for one in layers}
     for row, place in enumerate(table["ready_order"]):
-        own = step.backward[row]
+        rest = step.backward[row]
         if row in begun:
             layer = begun[row]
-            begins, is_first = _begins(own, layer), layer.module in firsts
-            before, own = own[:begins], () if is_first else own[begins:]
+            begins, is_first = _begins(rest, layer), layer.module in firsts
+            before, rest = rest[:begins], () if is_first else rest[begins:]
             if adapter := adapters.get(layer.module):
                 outer, inner, after = adapter.backward(first=is_first)
                 rows += [(*before, *outer), inner]
                 ready += places[layer.module]
-                own = own if is_first else (*own, *after)
+                rest = rest if is_first else (*rest, *after)
             else:
-                own = (*before, *own)
-        rows.append(own)
+                rest = (*before, *rest)
+        rows.append(rest)
         ready.append(moved[place])
     columns = columns_of(parameters, table["parameters"])
     everything = dict(table, parameters=columns, ready_order=ready)
@@ -401,15 +401,15 @@ def _without_gradients(
 
 def _kept_less(table: _Document, step: Step, unkept: Sequence[tuple[str, float]]) -> Step:
     """With fewer bytes kept of some modules."""
-    own, others, saved = list(step.own_bytes), list(step.others_bytes), step.saved_bytes
+    in_blocks, others, saved = list(step.own_bytes), list(step.others_bytes), step.saved_bytes
     for module, size_bytes in unkept:
         saved -= size_bytes
         inside = (i for i, block in enumerate(table["blocks"]) if module.startswith(f"{block}."))
         if (block := next(inside, None)) is not None:
-            own[block] -= size_bytes
+            in_blocks[block] -= size_bytes
         elif others:
             others[-1] -= size_bytes
-    return step._replace(own_bytes=tuple(own), others_bytes=tuple(others), saved_bytes=saved)
+    return step._replace(own_bytes=tuple(in_blocks), others_bytes=tuple(others), saved_bytes=saved)
 
 
 def _freed(
@@ -431,8 +431,8 @@ def _freed(
             row = step.forward[modules.index(module)]
             one = next(filter(layers[module].is_forward, row))
             is_cast = any(_narrows(each, one.m * one.k) for each in row[: row.index(one)])
-            own = is_cast and layers[module].place in frozen
-            if own or (is_unkept and module == group[0]):
+            is_cast_alone = is_cast and layers[module].place in frozen
+            if is_cast_alone or (is_unkept and module == group[0]):
                 unkept.append((module, one.m * one.k * one.item_bytes))
     return _kept_less(table, step, unkept)
 
@@ -467,12 +467,12 @@ def _kept_alone(table: _Document, step: Step) -> Step:
     owners = {name.rpartition(".")[0].partition(".lora_")[0] for name in names}
     first = next((i for i, module in enumerate(modules) if module in owners), 0)
     reached = set(modules[first:])
-    own = tuple(
+    in_blocks = tuple(
         kept if any(module.startswith(f"{block}.") for module in reached) else 0.0
         for kept, block in zip(step.own_bytes, table["blocks"], strict=True)
     )
-    gone = sum(step.own_bytes) - sum(own)
-    return step._replace(own_bytes=own, saved_bytes=step.saved_bytes - gone)
+    gone = sum(step.own_bytes) - sum(in_blocks)
+    return step._replace(own_bytes=in_blocks, saved_bytes=step.saved_bytes - gone)
 
 
 def _frozen_columns(table: _Document, frozen: Mapping[int, ListedParameter]) -> _Document:
@@ -508,15 +508,15 @@ class _Rows:
         """Take what makes one parameter's gradient, and a cast of it."""
         shape = self._columns["shape"][place]
         numel, module = prod(shape), self._columns["name"][place].rpartition(".")[0]
-        own = self._of.get(module, [])
+        rows = self._of.get(module, [])
         is_embedding = self._columns["module"][place] == "Embedding"
         if is_embedding:
-            self._take(own, lambda one: one.kind == "embedding_backward", numel, "")
-            own = list(range(len(self.backward))) if self._ties else []
+            self._take(rows, lambda one: one.kind == "embedding_backward", numel, "")
+            rows = list(range(len(self.backward))) if self._ties else []
         if len(shape) > 1:
-            self._take(own, lambda one: _makes(one, shape), numel, "")
+            self._take(rows, lambda one: _makes(one, shape), numel, "")
         else:
-            self._take(own, lambda one: _sums(one, numel), numel, module)
+            self._take(rows, lambda one: _sums(one, numel), numel, module)
 
     def _take(
         self, rows: Sequence[int], makes: Callable[[Operator], bool], numel: int, scale_of: str
@@ -524,14 +524,14 @@ class _Rows:
         """The first that `makes` a gradient; `scale_of`: the module whose scale it may be."""
         for row in rows:
             ops = self.backward[row]
-            found = next((i for i, one in enumerate(ops) if makes(one)), None)
-            if found is None:
+            first = next((i for i, one in enumerate(ops) if makes(one)), None)
+            if first is None:
                 continue
-            last = next((i for i in range(found + 1, len(ops)) if _returns(ops[i], numel)), None)
-            taken = {found, last}
-            if scale_of and found and ops[found - 1].kind == "pointwise":
-                taken.add(found - 1)  # a norm's scale: its gradient times what was normalised
-                self.unkept.append((scale_of, ops[found - 1].bytes_written))
+            last = next((i for i in range(first + 1, len(ops)) if _returns(ops[i], numel)), None)
+            taken = {first, last}
+            if scale_of and first and ops[first - 1].kind == "pointwise":
+                taken.add(first - 1)  # a norm's scale: its gradient times what was normalised
+                self.unkept.append((scale_of, ops[first - 1].bytes_written))
             self.backward[row] = [one for i, one in enumerate(ops) if i not in taken]
             return
 

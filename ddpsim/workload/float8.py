@@ -89,7 +89,8 @@ class Float8Linears:
         mine = [module in self.names for module in modules]
         return step._replace(
             forward=tuple(
-                forward(row) if own else row for row, own in zip(step.forward, mine, strict=True)
+                forward(row) if linear else row
+                for row, linear in zip(step.forward, mine, strict=True)
             ),
             backward=tuple(tuple(self._in_backward(row, tokens)) for row in step.backward),
             reruns=tuple(

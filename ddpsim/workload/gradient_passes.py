@@ -58,8 +58,8 @@ def zeroing_work(parameters: Sequence[Parameter], device: Device, *, fused: bool
     One foreach operator takes all where the optimizer was asked to be fused (or foreach).
     """
     if fused:
-        own = _in_python(_ZERO_FOREACH_HOST_S, parameters, device)
-        return joined([_passed(1, parameters, device), own])
+        launch = _in_python(_ZERO_FOREACH_HOST_S, parameters, device)
+        return joined([_passed(1, parameters, device), launch])
     rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     written_s = [max(device.kernel_floor_s, each.size_bytes / rate) for each in parameters]
     work = Work(sum(written_s), len(written_s))

@@ -25,12 +25,12 @@ def compute_times(scenario: Scenario) -> dict[int, float]:
     for node, other in (scenario.cluster.other_nodes or {}).items():
         if other.device is None:
             continue
-        known = next((factor for device, factor in kinds if device == other.device), None)
+        factor_of_kind = next((factor for device, factor in kinds if device == other.device), None)
         try:
-            times[node] = known or _times(scenario.workload, usual, other.device)
+            times[node] = factor_of_kind or _times(scenario.workload, usual, other.device)
         except InputError as error:
             raise InputError("cluster.other_nodes", f"node {node}: {error.message}") from None
-        if known is None:
+        if factor_of_kind is None:
             kinds.append((other.device, times[node]))
     return times
 
@@ -38,8 +38,8 @@ def compute_times(scenario: Scenario) -> dict[int, float]:
 def times_provenance(scenario: Scenario, times: Mapping[int, float]) -> list[Provenance]:
     """What the other nodes' compute was estimated by, a line for each kind of device."""
     others = scenario.cluster.other_nodes or {}
-    usual, known = scenario.cluster.device.name, scenario.workload.model
-    by = f"roofline of {known} on both" if known else "the best matmul rate that both have"
+    usual, model = scenario.cluster.device.name, scenario.workload.model
+    by = f"roofline of {model} on both" if model else "the best matmul rate that both have"
     kinds = {(device.name, times[node]): None for node in times if (device := others[node].device)}
     return [
         Provenance(f"compute on {name}", f"{factor:.2f} x {usual}'s, by {by}", "assumed")

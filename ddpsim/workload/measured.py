@@ -70,8 +70,8 @@ def remeasured(
     """
     workload = scenario.workload
     if other := _other_step(profile, table, scenario):
-        told = f"{profile.source}: its measured part is of a step {other}, so times are estimated"
-        return replace(estimated, warnings=(*estimated.warnings, told))
+        word = f"{profile.source}: its measured part is of a step {other}, so times are estimated"
+        return replace(estimated, warnings=(*estimated.warnings, word))
     places = {parameter.name: place for place, parameter in enumerate(estimated.parameters)}
     listed = profile.parameters
     ready = _ready_order(listed)
@@ -215,10 +215,10 @@ def _activation_bytes(profile: ModelProfile, workload: Workload) -> int | None:
 
 
 def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
-    known = [Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s, p.shape) for p in listed]
+    each = [Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s, p.shape) for p in listed]
     if workload.precision == "bf16":  # other bytes than a hook was measured with
-        return tuple(p._replace(dtype="bfloat16", ddp_hook_s=None) for p in known)
-    return tuple(known)
+        return tuple(p._replace(dtype="bfloat16", ddp_hook_s=None) for p in each)
+    return tuple(each)
 
 
 def _ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:
@@ -312,14 +312,14 @@ def profiled_batch_norms(
     """
     ready = {index: row for row, index in enumerate(ready_order)}
     modules = iter(_with_weight_and_bias(parameters))
-    found: list[BatchNorm] = []
+    norms: list[BatchNorm] = []
     for channels in _running_means(profile):
         for name, weight, bias in modules:
             if parameters[weight].numel == channels and {weight, bias} <= ready.keys():
                 row = min(ready[weight], ready[bias])
-                found.append(BatchNorm(name, channels, len(ready_order) - row, row))
+                norms.append(BatchNorm(name, channels, len(ready_order) - row, row))
                 break
-    return tuple(found)
+    return tuple(norms)
 
 
 def forward_rows(forward_s: float, backward: Sequence[Work]) -> tuple[Work, ...]:

@@ -34,19 +34,19 @@ def has_float32_weights(scenario: Scenario, model: Model) -> bool:
 
 def reduces_in_half(scenario: Scenario, model: Model) -> bool:
     """Whether gradients are added up over ranks in 16 bits."""
-    ddp, own = scenario.ddp, model.parameters[0].dtype
+    ddp, dtype = scenario.ddp, model.parameters[0].dtype
     if ddp.shards_model:
         types = (
             ddp.flat.mixed_precision if ddp.strategy == "fsdp1" else ddp.sharding.mixed_precision
         )
-        own = types.reduce or types.param or own
+        dtype = types.reduce or types.param or dtype
     elif ddp.strategy == "deepspeed":
-        own = ddp.zero.params or own
+        dtype = ddp.zero.params or dtype
     elif ddp.shards_optimizer:
-        own = "bfloat16" if ddp.shards.grad_reduce_in_bf16 else "float32"
+        dtype = "bfloat16" if ddp.shards.grad_reduce_in_bf16 else "float32"
     elif ddp.mixed_precision:
-        own = ddp.mixed_precision.sent
-    return ITEM_BYTES[ddp.sent_dtype or own] < ITEM_BYTES["float32"]
+        dtype = ddp.mixed_precision.sent
+    return ITEM_BYTES[ddp.sent_dtype or dtype] < ITEM_BYTES["float32"]
 
 
 def _compute_type(scenario: Scenario) -> str:

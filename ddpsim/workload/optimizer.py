@@ -63,8 +63,8 @@ def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device
     updated = _updated(optimizer, parameters)
     if optimizer.name == "adafactor":
         return joined((copies, *(_adafactor(optimizer, each, device) for each in updated)))
-    own, others = parted(optimizer, updated)
-    each = (_muon(optimizer, parameter, device) for parameter in own)
+    matrices, others = parted(optimizer, updated)
+    each = (_muon(optimizer, parameter, device) for parameter in matrices)
     beside = _together(beside_muon(optimizer), others, device)
     return joined((copies, beside, *each))
 
@@ -73,9 +73,9 @@ def parted(
     optimizer: Optimizer, parameters: Sequence[Parameter]
 ) -> tuple[list[Parameter], list[Parameter]]:
     """Parameters that Muon takes, and those of the AdamW beside it."""
-    own = [parameter for parameter in parameters if is_muons(optimizer, parameter)]
-    taken = {parameter.name for parameter in own}
-    return own, [parameter for parameter in parameters if parameter.name not in taken]
+    matrices = [parameter for parameter in parameters if is_muons(optimizer, parameter)]
+    taken = {parameter.name for parameter in matrices}
+    return matrices, [parameter for parameter in parameters if parameter.name not in taken]
 
 
 def beside_muon(optimizer: Optimizer) -> Optimizer:
@@ -173,10 +173,10 @@ def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
 
 
 def _moved_by_parameter(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
-    own, others = list(_updated(optimizer, parameters)), list[Parameter]()
+    matrices, others = list(_updated(optimizer, parameters)), list[Parameter]()
     if optimizer.name == "muon":
-        own, others = parted(optimizer, own)
-    each = (optimizer_operators(optimizer, one) for one in own)
+        matrices, others = parted(optimizer, matrices)
+    each = (optimizer_operators(optimizer, one) for one in matrices)
     copied = 12 * sum(one.numel for one in parameters) if optimizer.masters else 0
     moved = sum(_moved(one) for operators in each for one in operators)
     return moved + copied + (moved_bytes(beside_muon(optimizer), others) if others else 0)
@@ -200,8 +200,8 @@ def optimizer_state_bytes(optimizer: Optimizer, parameters: Sequence[Parameter])
         factors = (factored_numel(each) * ITEM_BYTES[each.dtype] for each in updated)
         return sum(factors) + masters_bytes
     if optimizer.name == "muon":
-        own, others = parted(optimizer, parameters)
-        moments = _float32_bytes(optimizer, own) + 2 * _float32_bytes(optimizer, others)
+        matrices, others = parted(optimizer, parameters)
+        moments = _float32_bytes(optimizer, matrices) + 2 * _float32_bytes(optimizer, others)
         return moments + masters_bytes
     copies = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
     return copies * _float32_bytes(optimizer, parameters) + masters_bytes

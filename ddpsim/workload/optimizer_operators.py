@@ -134,6 +134,7 @@ def _copied(numel: int, read: int, written: int) -> Operator:
 def _shape(parameter: Parameter) -> tuple[int, ...]:
     """Raises InputError where it is not known."""
     if parameter.shape is None:
-        told = f"goes by shapes, and nobody tells that of {parameter.name}"
-        raise InputError("workload.optimizer.name", f"{told}; give a zoo model or a parameter list")
+        problem = f"goes by shapes, and nobody tells that of {parameter.name}"
+        remedy = "give a zoo model or a parameter list"
+        raise InputError("workload.optimizer.name", f"{problem}; {remedy}")
     return parameter.shape

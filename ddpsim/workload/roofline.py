@@ -178,15 +178,15 @@ class _Pricing:
 
     def __init__(self, law: Law) -> None:
         self._law = law
-        self._known: dict[Row, Work] = {}
+        self._works: dict[Row, Work] = {}
 
     def work(self, row: Row) -> Work:
         """The work of one row."""
-        known = self._known.get(row)
-        if known is None:
+        work = self._works.get(row)
+        if work is None:
             works = [self._law.work(one) for one in row]
-            known = self._known[row] = joined(works) if works else Work(0.0)
-        return known
+            work = self._works[row] = joined(works) if works else Work(0.0)
+        return work
 
 
 class _Prices(NamedTuple):
@@ -243,8 +243,8 @@ def _float8_linears(
     if not workload.float8:
         return None
     if "fp8" not in device.peak_flops_per_s:
-        told = f"{device.name} has no fp8 rate; drop it, or state cluster.device.peak_flops"
-        raise InputError("workload.float8", told)
+        problem = f"{device.name} has no fp8 rate; drop it, or state cluster.device.peak_flops"
+        raise InputError("workload.float8", problem)
     left, compiled = other_left(table, workload), bool(workload.compile)
     return Float8Linears.of(table, workload.float8, compiled=compiled, left=left)
 

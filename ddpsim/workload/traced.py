@@ -72,8 +72,8 @@ def _parameter(trace: KinetoTrace, number: int, gradient: Gradient) -> Parameter
     return Parameter(f"gradient {number}", gradient.numel, gradient.dtype)
 
 
-def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: Device) -> Model:
-    """`known` with a trace's times and order; raises InputError where they do not fit."""
+def traced_model(trace: KinetoTrace, model: Model, workload: Workload, device: Device) -> Model:
+    """`model` with a trace's times and order; raises InputError where they do not fit."""
     if trace.on_gpu != (device.kind == "gpu"):
         of = "a GPU" if trace.on_gpu else "a CPU: no GPU kernel is in it"
         raise InputError(
@@ -81,10 +81,10 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
             f"{trace.source} was recorded on {of}, but cluster.device is a {device.kind.upper()}; "
             "name the device of the trace",
         )
-    trace = of_parameters(trace, known)
+    trace = of_parameters(trace, model)
     step = trace.typical
-    ready_order = _ready_order(trace, known)
-    parameters = list(known.parameters)
+    ready_order = _ready_order(trace, model)
+    parameters = list(model.parameters)
     for index, gradient in zip(ready_order, step.gradients, strict=True):
         if gradient.dtype:
             parameters[index] = parameters[index]._replace(dtype=gradient.dtype)
@@ -94,7 +94,7 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
     listed = [parameters[index] for index in ready_order]
     usual = step.typical_micro_batch
     return replace(
-        known,
+        model,
         parameters=tuple(parameters),
         ready_order=ready_order,
         forward=tuple(_coarse(usual.forward)),
@@ -102,10 +102,10 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
         forward_outputs=(),
         backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in usual.backward),
         optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
-        provenance=(_provenance(trace), *_kept(known.provenance)),
+        provenance=(_provenance(trace), *_kept(model.provenance)),
         basis="slowed" if step.host_s > step.device_s else "measured",
         later=(1.0, 1.0) if step.earlier else None,
-        warnings=(*known.warnings, *_warnings(trace, listed, workload)),
+        warnings=(*model.warnings, *_warnings(trace, listed, workload)),
     )
 
 
@@ -133,9 +133,9 @@ def _warnings_of_ranks(ranks: RankTraces) -> Iterator[str]:
         yield f"rank {rank} computes {times:.2f} x as long as the others ({where})"
 
 
-def _ready_order(trace: KinetoTrace, known: Model) -> tuple[int, ...]:
+def _ready_order(trace: KinetoTrace, model: Model) -> tuple[int, ...]:
     """The parameter of each gradient: by size where it is known, otherwise in the usual order."""
-    gradients, usual = trace.typical.gradients, known.ready_order
+    gradients, usual = trace.typical.gradients, model.ready_order
     if len(gradients) != len(usual):
         raise ImportFailedError(
             trace.source,
@@ -147,7 +147,7 @@ def _ready_order(trace: KinetoTrace, known: Model) -> tuple[int, ...]:
         return usual
     waiting: dict[int, deque[int]] = defaultdict(deque)
     for index in usual:
-        waiting[known.parameters[index].numel].append(index)
+        waiting[model.parameters[index].numel].append(index)
     return tuple(_taken(trace, gradient, waiting) for gradient in gradients)
 
 
@@ -283,20 +283,20 @@ def refuse_checkpoints(trace: KinetoTrace) -> None:
         )
 
 
-def of_parameters(trace: KinetoTrace, known: Model) -> KinetoTrace:
+def of_parameters(trace: KinetoTrace, model: Model) -> KinetoTrace:
     """The trace with the gradients of parameters alone; raises ImportFailedError if in doubt."""
     step = trace.typical
     inside = _made_in_checkpoints(step)
     if not inside:
         return trace
-    surplus = _surplus_sizes(step, known)
+    surplus = _surplus_sizes(step, model)
     dropped = {i for i in inside if step.gradients[i].numel in surplus}
     are_sized = all(gradient.numel is not None for gradient in step.gradients)
-    if not are_sized or len(step.gradients) - len(dropped) != len(known.parameters):
+    if not are_sized or len(step.gradients) - len(dropped) != len(model.parameters):
         raise ImportFailedError(
             trace.source,
             f"{_WHAT}: of {len(step.gradients)} gradients a step makes {len(inside)} in "
-            f"checkpoints, and sizes do not tell which are those of the {len(known.parameters)} "
+            f"checkpoints, and sizes do not tell which are those of the {len(model.parameters)} "
             "parameters beside it; record with use_reentrant=False, or with record_shapes=True if "
             "shapes are missing",
         )
@@ -307,11 +307,11 @@ def _made_in_checkpoints(step: KinetoStep) -> list[int]:
     return [i for i, gradient in enumerate(step.gradients) if gradient.in_checkpoint]
 
 
-def _surplus_sizes(step: KinetoStep, known: Model) -> set[int]:
+def _surplus_sizes(step: KinetoStep, model: Model) -> set[int]:
     """Sizes of which there are too many gradients, by just as many as checkpoints make."""
     made = Counter(gradient.numel for gradient in step.gradients)
     inside = Counter(gradient.numel for gradient in step.gradients if gradient.in_checkpoint)
-    wanted = Counter(parameter.numel for parameter in known.parameters)
+    wanted = Counter(parameter.numel for parameter in model.parameters)
     return {
         size
         for size, count in inside.items()

@@ -65,21 +65,21 @@ def fit_device(record: DeviceRecord, name: str | None, file: str) -> FittedDevic
         rate = step.rate(fitted)
         counted[rate] = counted.get(rate, 0) + 1
     here = record.environment
-    said = f"{file}: {here.machine}, torch {here.torch}, {here.created}"
-    measured = MeasuredDevice(record=said, steps=counted, sigma=_sigma(errors))
+    origin = f"{file}: {here.machine}, torch {here.torch}, {here.created}"
+    measured = MeasuredDevice(record=origin, steps=counted, sigma=_sigma(errors))
     return FittedDevice(_file(record, fitted, name, measured), errors)
 
 
 def errors_of_halves(record: DeviceRecord) -> list[tuple[MeasuredStep, float]]:
     """Relative errors of steps that are predicted from the other half of the models."""
     steps, start = measured_steps(record), device_of_kernels(record)
-    found = list[tuple[MeasuredStep, float]]()
+    errors = list[tuple[MeasuredStep, float]]()
     for fit, predicted in halves(steps):
         device = _fitted(start, [step for step in steps if step.model in fit])
         for step in steps:
             if step.model in predicted:
-                found.append((step, sum(step.predicted_s(device)) / sum(step.parts_s) - 1))
-    return found
+                errors.append((step, sum(step.predicted_s(device)) / sum(step.parts_s) - 1))
+    return errors
 
 
 def _sigma(errors: Sequence[tuple[MeasuredStep, float]]) -> float:
@@ -120,14 +120,14 @@ def _operator_s(record: DeviceRecord, device: Device) -> float:
     """The host's time an operator beside its launches, from steps that wait for it; median."""
     if not record.is_gpu:
         return 0.0
-    found = []
+    times = []
     for step in measured_steps(record):
         forward_s, backward_s, _ = step.parts_s
         if sum(step.predicted_s(device)[:2]) > _HOST_BOUND * (forward_s + backward_s):
             continue
         operators, kernels = step.operators(device)
-        found.append((forward_s + backward_s - kernels * device.launch_s) / operators)
-    return max(0.0, median(found)) if found else 0.0
+        times.append((forward_s + backward_s - kernels * device.launch_s) / operators)
+    return max(0.0, median(times)) if times else 0.0
 
 
 def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
@@ -140,7 +140,7 @@ def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
     before = names.values(usual)
     measured = np.log([s for step in steps for s in step.parts_s[:2]])
     low, high = names.bounds(before)
-    found, device = np.minimum(before, high - _FROM_BOUND), start
+    solution, device = np.minimum(before, high - _FROM_BOUND), start
     for _ in range(_TURNS):
         form = Linearised.of(device, steps)
 
@@ -149,11 +149,11 @@ def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
             robust = _OUTLIER * np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
             return np.concatenate([robust, _OUTLIER * (values - before) / names.unsure])
 
-        begin = np.clip(found, low + _FROM_BOUND, high - _FROM_BOUND)
-        found = least_squares(
+        begin = np.clip(solution, low + _FROM_BOUND, high - _FROM_BOUND)
+        solution = least_squares(
             residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
         ).x
-        device = names.fractions(usual, found).on(start)
+        device = names.fractions(usual, solution).on(start)
     return device
 
 
@@ -214,12 +214,12 @@ class _Names:
 def _file(
     record: DeviceRecord, device: Device, name: str | None, measured: MeasuredDevice
 ) -> DeviceFile:
-    known = _preset(record.environment.device if record.is_gpu else "cpu-core")
+    preset = _preset(record.environment.device if record.is_gpu else "cpu-core")
     keys = ("peak_flops", "memory", "kernel_floor_s", "launch_s", "operator_s")
     of_preset = ("intra_node", "inter_node", "peer_to_peer", "bridge_bytes_per_s")
-    links = {key: known[key] for key in of_preset if key in known}
+    links = {key: preset[key] for key in of_preset if key in preset}
     sources = dict.fromkeys(keys, "`calibrate device`, as `measured` says")
-    sources |= {key: known["sources"][key] for key in links if key in known["sources"]}
+    sources |= {key: preset["sources"][key] for key in links if key in preset["sources"]}
     return DeviceFile(
         name=name or (record.environment.device if record.is_gpu else record.environment.machine),
         peak_flops=device.peak_flops_per_s,
@@ -239,8 +239,8 @@ def _architecture(record: DeviceRecord) -> Architecture:
 
 def _of_chip(record: DeviceRecord) -> dict[str, Any]:
     """What no kernel tells, by the preset of the device's name."""
-    known = _preset(record.environment.device) if record.is_gpu else {}
-    return {key: known[key] for key in ("multiprocessors", "cache_bytes") if key in known}
+    preset = _preset(record.environment.device) if record.is_gpu else {}
+    return {key: preset[key] for key in ("multiprocessors", "cache_bytes") if key in preset}
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -257,9 +257,9 @@ def residual_lines(record: DeviceRecord, device: FittedDevice) -> Iterator[str]:
     for rate, peak in fitted.peak_flops.items():
         products = fitted.matmul_efficiency.get(rate)
         convolutions = fitted.convolution_efficiency.get(rate)
-        told = [f"products {products:.0%}"] if products else []
-        told += [f"convolutions {convolutions:.0%}"] if convolutions else []
-        yield f"{rate:12}{peak / 1e12:.3g} TFLOP/s at best; of it {', '.join(told)}"
+        rates = [f"products {products:.0%}"] if products else []
+        rates += [f"convolutions {convolutions:.0%}"] if convolutions else []
+        yield f"{rate:12}{peak / 1e12:.3g} TFLOP/s at best; of it {', '.join(rates)}"
     optimizers = fitted.optimizer_efficiency
     of_them = f", optimizers {optimizers:.0%}" if optimizers else ""
     yield (
@@ -290,12 +290,12 @@ def _noise(record: DeviceRecord) -> float:
 
 def peaks(record: DeviceRecord) -> dict[Rate, float]:
     """FLOP/s of the fastest product or convolution, by type; raises ImportFailedError of none."""
-    found: dict[Rate, float] = {}
+    rates: dict[Rate, float] = {}
     for rate, flops_per_s in _rates(record.of("product", "convolution")):
-        found[rate] = max(found.get(rate, 0.0), flops_per_s)
-    if not found:
+        rates[rate] = max(rates.get(rate, 0.0), flops_per_s)
+    if not rates:
         raise ImportFailedError("the record", "holds no matrix product: go on with --resume")
-    return found
+    return rates
 
 
 def reached(record: DeviceRecord, peak: dict[Rate, float], kind: str) -> dict[Rate, float]:
@@ -314,17 +314,17 @@ def _rates(measurements: Iterable[DeviceMeasurement]) -> Iterable[tuple[Rate, fl
 
 def bandwidth_bytes_per_s(record: DeviceRecord) -> float:
     """Bandwidth of the fastest memory-bound kernel, over more than any cache holds."""
-    found = record.of("memory")
-    if not found:
+    measurements = record.of("memory")
+    if not measurements:
         raise ImportFailedError("the record", "holds no memory-bound kernel: go on with --resume")
-    largest = max(m.case.shape for m in found)
-    return max(m.moved_bytes / m.best_s() for m in found if m.case.shape == largest)
+    largest = max(m.case.shape for m in measurements)
+    return max(m.moved_bytes / m.best_s() for m in measurements if m.case.shape == largest)
 
 
 def reached_bandwidth(record: DeviceRecord, peak: float) -> tuple[float, float | None]:
     """Usual fractions of the bandwidth: of kernels of a model, and of SGD; None: not measured."""
-    found = record.of("memory")
-    usual = median(min(1.0, m.moved_bytes / m.best_s() / peak) for m in found)
+    measurements = record.of("memory")
+    usual = median(min(1.0, m.moved_bytes / m.best_s() / peak) for m in measurements)
     optimizers = [
         _OPTIMIZER_BYTES[m.case.variant] / 4 * m.moved_bytes / m.best_s("step") / peak
         for m in record.of("optimizer")
@@ -338,12 +338,12 @@ def launch_figures(record: DeviceRecord) -> tuple[float, float]:
 
     A CPU's operators run where they are launched: of forward and backward, and no launches.
     """
-    found = {m.case.variant: m for m in record.of("launch")}
-    if "operator" not in found:
+    by_variant = {m.case.variant: m for m in record.of("launch")}
+    if "operator" not in by_variant:
         raise ImportFailedError("the record", "holds no launch: go on with --resume")
     if record.is_gpu:
-        launched = found.get("kernel", found["operator"])
-        return found["operator"].best_s("kernel"), launched.best_s("host")
-    step = found.get("step")
+        launched = by_variant.get("kernel", by_variant["operator"])
+        return by_variant["operator"].best_s("kernel"), launched.best_s("host")
+    step = by_variant.get("step")
     floor_s = step.best_s("kernel") / _OPERATORS_OF_STEP if step else 0.0
-    return max(floor_s, found["operator"].best_s("kernel")), 0.0
+    return max(floor_s, by_variant["operator"].best_s("kernel")), 0.0

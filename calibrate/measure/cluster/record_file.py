@@ -44,8 +44,8 @@ def _load(job: Job, options: Options) -> Record:
     check_same_machine(old, fresh, path)
     details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
     here = old.environment.model_copy(update={"details": details})
-    known = {"line_rate_bytes_per_s": rate or old.layout.line_rate_bytes_per_s}
-    layout = old.layout.model_copy(update=known)
+    rates = {"line_rate_bytes_per_s": rate or old.layout.line_rate_bytes_per_s}
+    layout = old.layout.model_copy(update=rates)
     return old.model_copy(update={"environment": here, "layout": layout})
 
 

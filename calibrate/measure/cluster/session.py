@@ -105,7 +105,7 @@ class Budget:
     total_s: float
     weights: list[float]
     spent_s: float = 0.0
-    known: dict[tuple[object, ...], tuple[int, RoundTime]] = field(default_factory=dict)
+    rounds: dict[tuple[object, ...], tuple[int, RoundTime]] = field(default_factory=dict)
 
     def share_s(self) -> float:
         """Seconds that the next task may take; call once a task."""
@@ -116,7 +116,7 @@ class Budget:
 
     def least_s(self, task: Task) -> float:
         """Seconds of the fewest repetitions, told from the last size of the series; 0: unknown."""
-        size, last = self.known.get(task.series, (0, RoundTime()))
+        size, last = self.rounds.get(task.series, (0, RoundTime()))
         growth = task.first.size_bytes / size if size else 1.0
         return last.of_larger(growth) * (WARMUPS + task.repetitions[0])
 
@@ -206,7 +206,7 @@ class _Session:
         if problem:
             reporter.done()
             return _skip(task, problem, record, reporter)
-        budget.known[task.series] = (task.first.size_bytes, taken)
+        budget.rounds[task.series] = (task.first.size_bytes, taken)
         for measurement in measured:
             record = record.with_measurement(measurement)
             for note in measurement.notes:
@@ -231,8 +231,8 @@ class _Session:
         second, second_time = self._warm(task, run)
         least_s = second_time.whole_s * (1 + least)
         if least_s > left_s:
-            told = f"would take {format_duration(least_s)}, more than the time left"
-            return told, RoundTime(), []
+            problem_of_time = f"would take {format_duration(least_s)}, more than the time left"
+            return problem_of_time, RoundTime(), []
         third, third_time = self._warm(task, run)
         taken = RoundTime(*(fmean(each) for each in zip(second_time, third_time, strict=True)))
         round_s = taken.whole_s
@@ -277,7 +277,7 @@ class _Session:
             raise
         except (RuntimeError, NotImplementedError) as error:
             problem = first_line(error)
-        problems = [said for said in self._job.everyone(problem) if said]
+        problems = [each for each in self._job.everyone(problem) if each]
         return (None, problems[0]) if problems else (made, "")
 
     def _takes_part(self, task: Task) -> bool:
@@ -331,8 +331,8 @@ def _skip(task: Task, problem: str, record: Record, reporter: Reporter) -> Recor
     line = f"{task}: {problem}"
     reporter.say(f"skipped   {line}")
     details = record.environment.details
-    told = "\n".join([*filter(None, [details.get("skipped")]), line])
-    here = record.environment.model_copy(update={"details": details | {"skipped": told}})
+    skipped = "\n".join([*filter(None, [details.get("skipped")]), line])
+    here = record.environment.model_copy(update={"details": details | {"skipped": skipped}})
     return record.model_copy(update={"environment": here})
 
 

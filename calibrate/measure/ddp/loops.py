@@ -68,18 +68,18 @@ def loop_of(
 
     Over all ranks, or, with DDP, those of `group`.
     """
-    own = bare.again()
+    training = bare.again()
     if variant.strategy in DDP:
-        return _ddp(own, variant, group)
+        return _ddp(training, variant, group)
     if variant.strategy in SHARDED:
-        return _sharded(own, variant, layout)
-    return _LOOPS[variant.strategy](own)
+        return _sharded(training, variant, layout)
+    return _LOOPS[variant.strategy](training)
 
 
-def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Loop:
+def _ddp(training: Training, variant: Variant, group: dist.ProcessGroup | None) -> Loop:
     # every rank makes the same weights: init_sync would only send them once more
     ddp = DistributedDataParallel(
-        own.model,
+        training.model,
         process_group=group,
         bucket_cap_mb=variant.bucket_cap_mb,
         init_sync=False,
@@ -87,7 +87,7 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
         gradient_as_bucket_view=variant.gradient_as_bucket_view,
     )
     if variant.comm_hook == "powerSGD":
-        check_power_sgd(own, variant)
+        check_power_sgd(training, variant)
         rank = variant.matrix_approximation_rank
         state = PowerSGDState(None, rank, start_powerSGD_iter=_POWER_SGD_ITER)
         ddp.register_comm_hook(state, powerSGD_hook)
@@ -95,22 +95,22 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
         try:
             ddp.register_comm_hook(None, getattr(default_hooks, f"{variant.comm_hook}_hook"))
         except TypeError as error:  # torch takes no bf16_compress but with NCCL
-            told = f"the hook {variant.comm_hook} cannot be measured here (torch: {error})"
-            raise MeasureError(told) from None
-    wrapped = replace(own, model=ddp)
+            problem = f"the hook {variant.comm_hook} cannot be measured here (torch: {error})"
+            raise MeasureError(problem) from None
+    wrapped = replace(training, model=ddp)
     if variant.strategy == "zero1":
         wrapped = optimized(wrapped, ddp, variant)
     return Loop(wrapped, ddp.no_sync, ddp=ddp)
 
 
-def check_power_sgd(own: Training, variant: Variant) -> None:
+def check_power_sgd(training: Training, variant: Variant) -> None:
     """Raises MeasureError for several buckets with gloo.
 
     The hook's callbacks launch collectives from gloo's two threads, and wait in them. Those of
     several buckets cross: seen with torch 2.13, where gloo then got messages of another collective
     and ended the process.
     """
-    size_mib = sum(p.nbytes for p in reduced_parameters(own.model).values()) / 2**20
+    size_mib = sum(p.nbytes for p in reduced_parameters(training.model).values()) / 2**20
     if dist.get_backend() == "gloo" and size_mib > (variant.bucket_cap_mb or 1):
         raise MeasureError(
             "powerSGD may hang or crash with gloo where gradients are in several buckets: their "
@@ -118,18 +118,18 @@ def check_power_sgd(own: Training, variant: Variant) -> None:
         )
 
 
-def _naive(own: Training) -> Loop:
+def _naive(training: Training) -> Loop:
     def reduce() -> None:
-        for gradient in _gradients(own.model):
+        for gradient in _gradients(training.model):
             dist.all_reduce(gradient)
             gradient.div_(dist.get_world_size())
 
-    return Loop(own, reduce=reduce, sent_bytes=tuple(p.nbytes for p in _used(own)))
+    return Loop(training, reduce=reduce, sent_bytes=tuple(p.nbytes for p in _used(training)))
 
 
-def _naive_flat(own: Training) -> Loop:
+def _naive_flat(training: Training) -> Loop:
     def reduce() -> None:
-        for alike in _by_dtype(_gradients(own.model)):
+        for alike in _by_dtype(_gradients(training.model)):
             flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
             dist.all_reduce(flat)
             flat.div_(dist.get_world_size())
@@ -137,11 +137,11 @@ def _naive_flat(own: Training) -> Loop:
             for gradient, whole in zip(alike, parts, strict=True):
                 gradient.copy_(whole)
 
-    sent = (sum(t.nbytes for t in alike) for alike in _by_dtype(_used(own)))
-    return Loop(own, reduce=reduce, sent_bytes=tuple(sent))
+    sent = (sum(t.nbytes for t in alike) for alike in _by_dtype(_used(training)))
+    return Loop(training, reduce=reduce, sent_bytes=tuple(sent))
 
 
-def _per_parameter(own: Training) -> Loop:
+def _per_parameter(training: Training) -> Loop:
     launched: list[tuple[dist.Work, Tensor]] = []
     reduces = True
 
@@ -162,28 +162,28 @@ def _per_parameter(own: Training) -> Loop:
             gradient.div_(dist.get_world_size())
         launched.clear()
 
-    hook_gradients(own.model, lambda _: launch)
-    return Loop(own, no_sync, reduce, sent_bytes=tuple(p.nbytes for p in _used(own)))
+    hook_gradients(training.model, lambda _: launch)
+    return Loop(training, no_sync, reduce, sent_bytes=tuple(p.nbytes for p in _used(training)))
 
 
-def _sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
+def _sharded(training: Training, variant: Variant, layout: Layout) -> Loop:
     """Shards over all ranks; hsdp over those of a node, with a copy in each."""
-    sizes = [(name, parameter.numel()) for name, parameter in own.model.named_parameters()]
+    sizes = [(name, parameter.numel()) for name, parameter in training.model.named_parameters()]
     units = named_units(sizes, variant.units, "units")
     # gloo gathers into memory that it allocates anew. After the other variants of a round, each of
     # its pages costs the kernel 11 us in place of 4 (measured: 18,473 faults in both cases)
     settled = int(dist.get_backend() == "gloo")
     if variant.strategy == "fsdp1":
-        wrapped = _flattened(own.model, variant, units)
+        wrapped = _flattened(training.model, variant, units)
         no_sync = wrapped.no_sync
-        own = replace(own, model=wrapped)
+        training = replace(training, model=wrapped)
     else:
-        if isinstance(own.optimizer, torch.optim.SGD) and own.optimizer.defaults["fused"]:
+        if isinstance(training.optimizer, torch.optim.SGD) and training.optimizer.defaults["fused"]:
             raise MeasureError("torch has no fused SGD of sharded parameters: drop --fused")
-        mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
-        _shard_fully(own.model, mesh, variant, units)
-        no_sync = partial(_unreduced, own.model)
-    return Loop(own.optimizing(), no_sync, units=units, untimed_steps=settled)
+        mesh = mesh_of(next(training.model.parameters()).device.type, variant, layout)
+        _shard_fully(training.model, mesh, variant, units)
+        no_sync = partial(_unreduced, training.model)
+    return Loop(training.optimizing(), no_sync, units=units, untimed_steps=settled)
 
 
 def _shard_fully(
@@ -247,9 +247,9 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     return [p.grad for p in reduced_parameters(model).values() if p.grad is not None]
 
 
-def _used(own: Training) -> list[Tensor]:
+def _used(bare: Training) -> list[Tensor]:
     """Parameters that get a gradient."""
-    return [p for name, p in reduced_parameters(own.model).items() if name not in own.unused]
+    return [p for name, p in reduced_parameters(bare.model).items() if name not in bare.unused]
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -285,15 +285,15 @@ def optimized(wrapped: Training, ddp: DistributedDataParallel, variant: Variant)
         if variant.find_unused_parameters:
             raise MeasureError("overlap_with_ddp never updates where DDP finds unused parameters")
         taken = inspect.signature(functional_optim_map[kind]).parameters
-        own = {key: options[key] for key in taken if options.get(key) is not None}
-        zero = ZeroRedundancyOptimizer(parameters, kind, overlap_with_ddp=True, **own)
+        chosen_options = {key: options[key] for key in taken if options.get(key) is not None}
+        zero = ZeroRedundancyOptimizer(parameters, kind, overlap_with_ddp=True, **chosen_options)
         name = "allreduce" if variant.comm_hook == "none" else variant.comm_hook
         reduce = getattr(default_hooks, f"{name}_hook")
         try:
             hook = getattr(ddp_zero_hook, variant.hook)(reduce, ddp, zero, variant.shard_buckets)
         except RuntimeError as error:
-            told = f"overlap_with_ddp cannot be measured here (torch: {error})"
-            raise MeasureError(told) from None
+            problem = f"overlap_with_ddp cannot be measured here (torch: {error})"
+            raise MeasureError(problem) from None
         ddp.register_comm_hook(None, hook)
         zero.step = lambda *_, **__: None  # type: ignore[assignment]
         return zero
@@ -463,12 +463,12 @@ def start_log(ddp: DistributedDataParallel) -> None:
 def logged(ddp: DistributedDataParallel) -> Log:
     """The last iteration of one whose log was started; 0 s and no buckets if DDP says nothing."""
     ddp.logger.sum_up()  # type: ignore[union-attr]
-    found: Mapping[str, Any] = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    log: Mapping[str, Any] = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def seconds(key: str) -> float:
-        return float(found.get(key, 0)) * 1e-9
+        return float(log.get(key, 0)) * 1e-9
 
-    sizes = str(found.get("rebuilt_bucket_sizes") or found.get("bucket_sizes", ""))
+    sizes = str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes", ""))
     return Log(
         forward_s=seconds("forward_compute_time"),
         backward_compute_s=seconds("backward_compute_time"),

@@ -142,13 +142,13 @@ class Interleaved:
     def _all_alone(self, i: int, *, warm: bool) -> list[Callable[[], None]]:
         """An iteration of each kind that predictions rest on, of the `i`-th copy of the model."""
         bare = self._bares[i % len(self._bares)]
-        found: list[Callable[[], None]] = [lambda: self._alone(bare, self._rows, 1, warm=warm)]
+        turns: list[Callable[[], None]] = [lambda: self._alone(bare, self._rows, 1, warm=warm)]
         if self._by_themselves:
-            found.append(self._later(self._by_themselves[i], warm=warm))
+            turns.append(self._later(self._by_themselves[i], warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
-            found.append(lambda: self._alone(bare, self._accumulating, 2, warm=warm))
-        found.append(lambda: self._beside.step(warm=warm))
-        return found
+            turns.append(lambda: self._alone(bare, self._accumulating, 2, warm=warm))
+        turns.append(lambda: self._beside.step(warm=warm))
+        return turns
 
     def _begin_together(self) -> None:
         """Hosts leave a barrier one by one; behind an all-reduce GPUs begin together."""

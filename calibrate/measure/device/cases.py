@@ -342,8 +342,8 @@ def _ready(stepper: _Stepper) -> tuple[float | None, ...]:
     """Part of a backward after which each parameter's gradient is there; None: it gets none."""
     samples = Samples()
     iterate(stepper, samples, hooked=True)
-    found = (samples.ready_s.get(name) for name in reduced_parameters(stepper.model))
-    return tuple(round(at[0][0] / max(at[0][1], 1e-9), 6) if at else None for at in found)
+    times = (samples.ready_s.get(name) for name in reduced_parameters(stepper.model))
+    return tuple(round(at[0][0] / max(at[0][1], 1e-9), 6) if at else None for at in times)
 
 
 def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -352,8 +352,8 @@ def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:
     with process_group("nccl" if bench.on_gpu else "gloo"):
         bare = _stepper(case, timed)
         wrapped = _stepper(case, timed, DistributedDataParallel)
-        found = _in_turns(bare, wrapped, bench.steps, _WARMUPS_OF_DDP if bench.on_gpu else 3)
-    return _pairs(case, ("bare", "wrapped"), found)
+        samples = _in_turns(bare, wrapped, bench.steps, _WARMUPS_OF_DDP if bench.on_gpu else 3)
+    return _pairs(case, ("bare", "wrapped"), samples)
 
 
 def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -392,8 +392,8 @@ def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
     plain = _stepper(case, timed)
     scaler = torch.amp.GradScaler(bench.device.type, init_scale=1.0)
     scaled = replace(_stepper(case, timed), scaler=scaler)
-    found = _in_turns(plain, scaled, bench.steps, _WARMUPS)
-    return _pairs(case, ("plain", "scaled"), found)
+    samples = _in_turns(plain, scaled, bench.steps, _WARMUPS)
+    return _pairs(case, ("plain", "scaled"), samples)
 
 
 def _in_turns(

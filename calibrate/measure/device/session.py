@@ -136,9 +136,9 @@ class _Session:
             else:
                 took = {"took_s": time.monotonic() - began}
                 parts = {part: format_duration(min(s)) for part, s in measured.samples_s.items()}
-                told = ", ".join(f"{part} {text}" for part, text in parts.items())
+                times = ", ".join(f"{part} {text}" for part, text in parts.items())
                 record = self._record.with_measurement(measured.model_copy(update=took))
-                self._keep(record, f"measured  {case}: {told}", reporter)
+                self._keep(record, f"measured  {case}: {times}", reporter)
             if self._bench.on_gpu:
                 gc.collect()  # a compiled model is in a cycle with its code
                 torch.cuda.empty_cache()

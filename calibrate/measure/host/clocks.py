@@ -34,10 +34,10 @@ def clock_offsets(job: Job) -> dict[int, tuple[float, float]]:
     for _ in range(_EXCHANGES):
         sent = time.time()
         job.numbers([0.0])
-        told = job.numbers([time.time()])
-        exchanges.append((sent, [row[0] for row in told], time.time()))
+        times = job.numbers([time.time()])
+        exchanges.append((sent, [row[0] for row in times], time.time()))
     mine = {
-        rank: clock_offset([(sent, told[rank], back) for sent, told, back in exchanges])
+        rank: clock_offset([(sent, times[rank], back) for sent, times, back in exchanges])
         for rank in range(1, job.world_size)
     }
     return job.from_first(mine)

@@ -61,9 +61,9 @@ def doctor(
 def diagnose(host: Host) -> list[Finding]:
     """All findings, errors first; an empty list means that nothing was found."""
     checks = (_interfaces, _own_name, _master, _gpus, _transport, _memory_and_load, _threads)
-    found = [Finding(*told) for check in checks for told in check(host)]
+    findings = [Finding(*words) for check in checks for words in check(host)]
     order: tuple[Severity, ...] = ("error", "warning", "note")
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def _interfaces(host: Host) -> Iterator[_Told]:
@@ -104,7 +104,7 @@ def _own_name(host: Host) -> Iterator[_Told]:
 
 def _master(host: Host) -> Iterator[_Told]:
     name, port = host.variables.get("MASTER_ADDR", ""), host.variables.get("MASTER_PORT", "")
-    told: dict[MasterState, _Told] = {
+    words: dict[MasterState, _Told] = {
         "in use": ("error", f"MASTER_PORT {port} is in use on this host; choose another port"),
         "silent": (
             "error",
@@ -119,8 +119,8 @@ def _master(host: Host) -> Iterator[_Told]:
             f"{name} is there, but nobody listens on {port} yet; start rank 0 first",
         ),
     }
-    if host.master in told:
-        yield told[host.master]
+    if host.master in words:
+        yield words[host.master]
 
 
 def _gpus(host: Host) -> Iterator[_Told]:

@@ -99,18 +99,18 @@ def one_host_as_several(facts: Sequence[Facts]) -> str:
 
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
     """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
-    told = {"gloo_threads": job.gloo_threads, "allocator": job.allocator}
-    return _environment(facts, told, root)
+    details = {"gloo_threads": job.gloo_threads, "allocator": job.allocator}
+    return _environment(facts, details, root)
 
 
 def device_environment(device: torch.device) -> Environment:
     """The environment of one device, which is in no job; on a CPU freed memory is kept from now."""
     is_gpu = device.type == "cuda"
-    told: dict[str, str] = {"allocator": "" if is_gpu else keep_freed_memory()}
-    return _environment(_facts(device, "nccl" if is_gpu else "gloo", 1), told, Path("/"))
+    details: dict[str, str] = {"allocator": "" if is_gpu else keep_freed_memory()}
+    return _environment(_facts(device, "nccl" if is_gpu else "gloo", 1), details, Path("/"))
 
 
-def _environment(facts: Facts, told: dict[str, str], root: Path) -> Environment:
+def _environment(facts: Facts, details: dict[str, str], root: Path) -> Environment:
     cores = os.cpu_count() or 1
     cpu = _cpuinfo(root)
     machine = f"{cpu.get('model name', platform.machine())}, {cores} cores"
@@ -123,7 +123,7 @@ def _environment(facts: Facts, told: dict[str, str], root: Path) -> Environment:
         library=facts.library,
         variables=_variables(os.environ),
         details={
-            name: value for name, value in (_details(root, cpu, cores) | told).items() if value
+            name: value for name, value in (_details(root, cpu, cores) | details).items() if value
         },
     )
 

@@ -62,8 +62,8 @@ def _figure(path: Path, name: str) -> int | None:
 
 def usable_cores() -> list[int]:
     """Cores that this process may use; the machine's where that is not told (not Linux)."""
-    told = getattr(os, "sched_getaffinity", None)
-    return sorted(told(0)) if told else list(range(os.cpu_count() or 1))
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def loopback() -> str:

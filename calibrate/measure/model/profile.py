@@ -116,8 +116,8 @@ def profile(
                 "give a smaller --batch"
             ) from None
         except Exception as error:
-            if told := told_of_code(error):
-                raise told from error
+            if problem := told_of_code(error):
+                raise problem from error
             raise
         check_the_same_take_part(training, samples)
         memory = peak_memory(training, where)  # of usual steps: two micro-batches may take more
@@ -258,9 +258,9 @@ def _exponent(training: Training, job: Job, iterations: int) -> tuple[Document, 
     if measured is None:
         outlasts = "its backward outlasts the longest queue of them; give a smaller --batch"
         return {}, outlasts if job.world_size > 1 else ""  # one rank has nobody to reduce with
-    known = profile_keys([measured])
+    keys = profile_keys([measured])
     unknown = "it is not known to 0.1; give more --iterations, or ranks cores of their own"
-    return known, "" if known else unknown
+    return keys, "" if keys else unknown
 
 
 def _try_beside(training: Training, job: Job) -> tuple[BesideAllReduces | None, str]:

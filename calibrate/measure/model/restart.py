@@ -81,8 +81,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        told = f"{folder} cannot be made: {error.strerror}; name another folder"
-        raise MeasureError(told) from None
+        problem = f"{folder} cannot be made: {error.strerror}; name another folder"
+        raise MeasureError(problem) from None
 
 
 def _timed_s(job: Job, work: Callable[[], Any]) -> float:

@@ -183,14 +183,14 @@ def under_ddp(
     bare: Training, bucket_cap_mb: float | None = None, *, find_unused_parameters: bool = False
 ) -> Training:
     """Put the training, with a model of its own, under DDP of this process alone."""
-    own = bare.again()
+    training = bare.again()
     wrapped = DistributedDataParallel(
-        own.model,
+        training.model,
         process_group=alone(),
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters,
     )
-    return replace(own, model=wrapped)
+    return replace(training, model=wrapped)
 
 
 def around_hook(

@@ -49,9 +49,9 @@ def _optimizers_own_errors(
     except (torch.cuda.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:
-        asked = f"--optimizer {optimizer}{' --fused' if fused else ''}"
+        option = f"--optimizer {optimizer}{' --fused' if fused else ''}"
         raise MeasureError(
-            f"{asked} cannot step the parameters of {reference} ({said_of(error)}): give another"
+            f"{option} cannot step the parameters of {reference} ({said_of(error)}): give another"
         ) from error
 
 
@@ -123,15 +123,15 @@ def find_function(reference: str) -> Callable[..., Any]:
             'what only a script does, such as parse_args, under if __name__ == "__main__"'
         ) from error
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise MeasureError(f"{module_name} cannot be imported: {said}") from error
+        words = f"{type(error).__name__}: {error}"
+        raise MeasureError(f"{module_name} cannot be imported: {words}") from error
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         raise MeasureError(f"{module_name} has no function {name!r}")
-    found: Callable[..., Any] = function
-    return found
+    attribute: Callable[..., Any] = function
+    return attribute
 
 
 class Made(NamedTuple):
@@ -144,12 +144,12 @@ class Made(NamedTuple):
     def forward(self) -> Tensor:
         """Run the model and the loss."""
         if isinstance(self.inputs, tuple):
-            said = self.model(*self.inputs)
+            output = self.model(*self.inputs)
         elif isinstance(self.inputs, Mapping):
-            said = self.model(**self.inputs)
+            output = self.model(**self.inputs)
         else:
-            said = self.model(self.inputs)
-        return self.loss(said)
+            output = self.model(self.inputs)
+        return self.loss(output)
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,11 @@ class Training:
         """
         kind, options = type(self.optimizer), self.optimizer.defaults
         taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
-        own = {key: value for key, value in options.items() if key in taken}
+        chosen = {key: value for key, value in options.items() if key in taken}
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        return replace(self, optimizer=make(kind, trained, **own) if make else kind(trained, **own))
+        return replace(
+            self, optimizer=make(kind, trained, **chosen) if make else kind(trained, **chosen)
+        )
 
     def forward(self) -> Tensor:
         """Run the model and the loss."""
@@ -315,8 +317,8 @@ def checked(reference: str, made: Any) -> Made:
     """What the user's function returned; raises MeasureError where it is not what is wanted."""
     wanted = f"{reference} must return (model, inputs, loss)"
     if not isinstance(made, tuple) or len(made) != 3:
-        found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-        raise MeasureError(f"{wanted}, not {found}")
+        kind = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise MeasureError(f"{wanted}, not {kind}")
     model, inputs, loss = made
     if not isinstance(model, nn.Module) or not callable(loss):
         kinds = ", ".join(type(part).__name__ for part in made)
@@ -370,12 +372,12 @@ def reduced_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     those of the model's own parameters.
     """
     ignored, reduced = _ignored(model), dict[str, nn.Parameter]()
-    known = set[nn.Parameter]()
+    seen = set[nn.Parameter]()
     for place, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             whole = f"{place}.{name}"
-            if parameter.requires_grad and whole not in ignored and parameter not in known:
-                known.add(parameter)
+            if parameter.requires_grad and whole not in ignored and parameter not in seen:
+                seen.add(parameter)
                 reduced[whole.removeprefix(".")] = parameter
     return reduced
 

@@ -126,15 +126,15 @@ class Job:
 
     def everyone(self, value: _T) -> list[_T]:
         """What each rank says, by rank."""
-        said: list[Any] = [None] * self.world_size
-        dist.all_gather_object(said, value, group=self._talk)
-        return said
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._talk)
+        return values
 
     def from_first(self, value: _T) -> _T:
         """What rank 0 says."""
-        said: list[Any] = [value]
-        dist.broadcast_object_list(said, src=0, group=self._talk)
-        first: _T = said[0]
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0, group=self._talk)
+        first: _T = values[0]
         return first
 
     def check(self, problem: str) -> None:
@@ -157,9 +157,9 @@ class Job:
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """Gather as many floats from each rank, by rank."""
         mine = torch.tensor(values, dtype=torch.float64)
-        said = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(said, mine, group=self._talk)
-        return [list(map(float, theirs)) for theirs in said]
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine, group=self._talk)
+        return [list(map(float, theirs)) for theirs in rows]
 
     def by_round(self, rows: Sequence[Sequence[float]]) -> list[tuple[tuple[float, ...], ...]]:
         """For each column of this rank's rows: seconds [round][rank], to the nanosecond."""
@@ -239,8 +239,8 @@ def join(
                 world_size=place.world_size,
             )
         except (RuntimeError, ValueError) as error:  # DistStoreError and such: RuntimeErrors
-            told = _not_joined(place, timeout_s, backend, first_line(error))
-            raise MeasureError(told) from None
+            problem = _not_joined(place, timeout_s, backend, first_line(error))
+            raise MeasureError(problem) from None
     try:
         return Job(place, timeout_s, owned=owned, comm_first=comm_first)
     except RuntimeError as error:
@@ -291,10 +291,10 @@ def taking_part(options: JobOptions) -> Iterator[Job]:
         yield job
     except BaseException as error:
         job.leave(failed=not isinstance(error, RefusedError))  # which every rank raises
-        told = _told(error, job.rank, options.kept)
-        if told is None:
+        problem = _told(error, job.rank, options.kept)
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
     job.leave()
 
 
@@ -320,8 +320,8 @@ def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
             f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
             f"{kept} (torch: {first_line(error)})"
         )
-    told = told_of_code(error) if isinstance(error, Exception) else None
-    return MeasureError(f"rank {rank}: {str(told).rstrip('.')}. {kept}") if told else None
+    problem = told_of_code(error) if isinstance(error, Exception) else None
+    return MeasureError(f"rank {rank}: {str(problem).rstrip('.')}. {kept}") if problem else None
 
 
 def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str:

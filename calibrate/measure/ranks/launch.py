@@ -77,9 +77,9 @@ def local(ranks: int, module: str, options: JobOptions, *, nodes: int = 1) -> No
             raise
         finally:
             _end(processes)
-        problem, said = _problem([process.returncode for process in processes], logs)
+        problem, words = _problem([process.returncode for process in processes], logs)
     if problem:
-        raise MeasureError(problem if said else f"{problem} {kept}".rstrip())
+        raise MeasureError(problem if words else f"{problem} {kept}".rstrip())
 
 
 def free_port() -> int:
@@ -158,9 +158,9 @@ def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:
     if killed:
         rank, by = killed[0], -codes[killed[0]]
         lines = logs[rank].read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
-        if by == signal.SIGABRT and told:  # by NCCL's watchdog (ProcessGroupNCCL.cpp)
-            return f"NCCL ended rank {rank}: {told[0].strip()}", False
+        words = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
+        if by == signal.SIGABRT and words:  # by NCCL's watchdog (ProcessGroupNCCL.cpp)
+            return f"NCCL ended rank {rank}: {words[0].strip()}", False
         return f"rank {rank} was killed by {name_of(by)}: was memory short?", False
     for rank, code in enumerate(codes):
         if code not in (0, LOST, -signal.SIGTERM):

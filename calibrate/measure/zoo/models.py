@@ -489,8 +489,8 @@ def _reset(module: nn.Module) -> None:
     if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
         module.reset_parameters()
         return
-    own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-    for name, tensor in own:
+    tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    for name, tensor in tensors:
         if name == "weight" and tensor.dim() == 1:
             tensor.fill_(1.0)
         elif name == "position_ids":

@@ -157,12 +157,12 @@ def _rounds(paths: Paths, chunk: int) -> list[tuple[Integers, Ticks, Ticks]]:
     """The rounds: to whom every rank sends, how long its link is busy, and the message takes."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    known: dict[Link, tuple[int, int]] = {}
+    times_of: dict[Link, tuple[int, int]] = {}
 
     def times_ns(link: Link) -> tuple[int, int]:
-        if link not in known:
-            known[link] = leaving_ns(link, chunk), step_ns(link, chunk)
-        return known[link]
+        if link not in times_of:
+            times_of[link] = leaving_ns(link, chunk), step_ns(link, chunk)
+        return times_of[link]
 
     nodes, gpus = np.divmod(np.arange(paths.ranks), paths.gpus_per_node)
     is_touched = np.isin(np.arange(paths.ranks), list(paths.touched))

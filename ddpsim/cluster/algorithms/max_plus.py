@@ -122,13 +122,13 @@ def _longest_ways(line: _Line, steps: int) -> _Ways | None:
     """What finds them sooner than so many steps of the rule; None: nothing does."""
     n, levels = line.ranks, len(line.kinds)
     if n > 1 and steps == n - 1:
-        found: _Ways = _within_a_turn
+        ways_of: _Ways = _within_a_turn
     elif n > 1 and steps >= 2 * (n - 1):
-        found = _few_stays if line.waits_for_latency else _few_moves
+        ways_of = _few_stays if line.waits_for_latency else _few_moves
         levels = 1 if line.waits_for_latency else levels
     else:
         return None
-    return found if _LEVEL_STEPS * levels <= steps else None
+    return ways_of if _LEVEL_STEPS * levels <= steps else None
 
 
 @lru_cache(maxsize=_KEPT_LINES)
@@ -212,21 +212,21 @@ def _within_a_turn(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     ways = np.full(first_ns.shape, -np.inf)
     behind_ns = np.empty((*first_ns.shape[:-1], n - 1))  # the places 2-N to 0
     for kind in _kinds_to_try(line, steps, first_ns):
-        known = _of_kind(line, kind, steps, 2 - n, 0)
-        np.add(first_ns[..., 2:], known.begin_ns[: n - 2], out=behind_ns[..., : n - 2])
-        behind_ns[..., n - 2] = first_ns[..., 0] + known.begin_ns[n - 2]
+        of_kind = _of_kind(line, kind, steps, 2 - n, 0)
+        np.add(first_ns[..., 2:], of_kind.begin_ns[: n - 2], out=behind_ns[..., : n - 2])
+        behind_ns[..., n - 2] = first_ns[..., 0] + of_kind.begin_ns[n - 2]
         ends_ns = np.empty(first_ns.shape)
         ends_ns[..., 0] = -np.inf
-        ends_ns[..., 1:] = _running_maxima(first_ns[..., 1:] + known.begin_ns[n - 1 :])
+        ends_ns[..., 1:] = _running_maxima(first_ns[..., 1:] + of_kind.begin_ns[n - 1 :])
         if len(line.kinds) > 1:
-            ends_ns = ends_ns[..., np.maximum(known.last - (n - 2), 0)]
+            ends_ns = ends_ns[..., np.maximum(of_kind.last - (n - 2), 0)]
         np.maximum(ends_ns[..., :-1], _maxima_from(behind_ns), out=ends_ns[..., :-1])
-        if known.first:  # they stay on the last such rank of the turn before
-            ends_ns[..., : known.first] = -np.inf
-            stay_ns = _maxima_from(behind_ns[..., : known.last[0] + 1])
-            until = min(known.first, stay_ns.shape[-1])
+        if of_kind.first:  # they stay on the last such rank of the turn before
+            ends_ns[..., : of_kind.first] = -np.inf
+            stay_ns = _maxima_from(behind_ns[..., : of_kind.last[0] + 1])
+            until = min(of_kind.first, stay_ns.shape[-1])
             ends_ns[..., :until] = stay_ns[..., :until]
-        ends_ns += known.end_ns
+        ends_ns += of_kind.end_ns
         np.maximum(ways, ends_ns, out=ways)
     return ways
 
@@ -243,38 +243,38 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     twice_ns = np.concatenate([first_ns[..., 1:], first_ns], axis=-1)[..., : 2 * n - 1 - before]
     ways = np.full(first_ns.shape, -np.inf)
     for kind in _kinds_to_try(line, steps, first_ns):
-        known = _of_kind(line, kind, steps, 1 - n, -before)
-        from_ns = twice_ns + known.begin_ns
+        of_kind = _of_kind(line, kind, steps, 1 - n, -before)
+        from_ns = twice_ns + of_kind.begin_ns
         ends_ns = _running_maxima(from_ns)
         ends_ns = (
-            ends_ns[..., known.last] if len(line.kinds) > 1 else ends_ns[..., n - 1 - before :]
+            ends_ns[..., of_kind.last] if len(line.kinds) > 1 else ends_ns[..., n - 1 - before :]
         )
-        ends_ns = ends_ns + known.end_ns
-        ends_ns[..., known.last < 0] = -np.inf
+        ends_ns = ends_ns + of_kind.end_ns
+        ends_ns[..., of_kind.last < 0] = -np.inf
         np.maximum(ways, ends_ns, out=ways)
     # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn;
     # the first end reaches back to all of them, the last to none
     around = _maxima_from(from_ns[..., 1:n]) + (line.turn_ns - n * largest)
-    around += known.end_ns[:-1]
+    around += of_kind.end_ns[:-1]
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
     return np.asarray(np.roll(ways, -before, axis=-1)) if before else ways
 
 
 def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     """The longest ways where links wait for latency; see above. They begin at -S to 2N-2-S."""
-    n, known = line.ranks, _stays(line, steps)
-    window, begin = known.window, -steps % n
+    n, stays = line.ranks, _stays(line, steps)
+    window, begin = stays.window, -steps % n
     pieces = (first_ns[..., begin:], first_ns, first_ns[..., : max(0, begin - 1)])
     from_ns = np.concatenate(pieces, axis=-1)[..., : 2 * n - 1]
-    from_ns += known.from_ns
+    from_ns += stays.from_ns
     ways = np.empty(first_ns.shape)
     ways[..., window - 1 :: -1] = _running_maxima(from_ns[..., window - 1 :: -1])
     ways[..., window:] = -np.inf
     later = _running_maxima(from_ns[..., window : window + n - 1])
     np.maximum(ways[..., 1:], later, out=ways[..., 1:])
-    ways += known.ends_ns
+    ways += stays.ends_ns
     if window < n:
-        np.maximum(ways, from_ns[..., n - 1 :] + known.alone_ns, out=ways)
+        np.maximum(ways, from_ns[..., n - 1 :] + stays.alone_ns, out=ways)
     return ways
 
 

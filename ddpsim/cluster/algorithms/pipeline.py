@@ -159,15 +159,15 @@ class Pipeline:
         # from the end of the first chunk, by the pace of its way
         first_ns: list[list[int]] = []
         for (kind, later), come_last_ns in zip(merged.edges, last_ns, strict=True):
-            hop, own = times[kind], own_pace[kind]
+            hop, ahead = times[kind], own_pace[kind]
             behind_ns = come_last_ns + hop.leaves
-            after_ns = [behind_ns + more for more in more_ns[own:]]
+            after_ns = [behind_ns + more for more in more_ns[ahead:]]
             for i in later:
                 after_ns = [
-                    max(known, first + hop.takes)
-                    for known, first in zip(after_ns, first_ns[i][own:], strict=True)
+                    max(way_ns, first + hop.takes)
+                    for way_ns, first in zip(after_ns, first_ns[i][ahead:], strict=True)
                 ]
-            first_ns.append(after_ns[:1] * own + after_ns)
+            first_ns.append(after_ns[:1] * ahead + after_ns)
         return [max(last, first[0]) for last, first in zip(last_ns, first_ns, strict=True)]
 
 
@@ -188,18 +188,18 @@ class _Merged(NamedTuple):
 def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
     """Merge edges of one kind with the same followers; links at `touched` are unlike others."""
     kinds: dict[tuple[int, Ends | None], int] = {}
-    known: dict[tuple[int, frozenset[int]], int] = {}
+    places_of: dict[tuple[int, frozenset[int]], int] = {}
     waiting: dict[int, list[int]] = {}
     places = []
     for number in range(pipeline.count - 1, -1, -1):
         source, target, flows, after = pipeline.edge(number)
-        own = (source, target) if source in touched or target in touched else None
-        kind = kinds.setdefault((flows, own), len(kinds))
-        place = known.setdefault((kind, frozenset(waiting.pop(number, ()))), len(known))
+        unlike = (source, target) if source in touched or target in touched else None
+        kind = kinds.setdefault((flows, unlike), len(kinds))
+        place = places_of.setdefault((kind, frozenset(waiting.pop(number, ()))), len(places_of))
         places.append(place)
         for before in after:
             waiting.setdefault(before, []).append(place)
-    return _Merged(tuple(kinds), tuple(known), tuple(reversed(places)))
+    return _Merged(tuple(kinds), tuple(places_of), tuple(reversed(places)))
 
 
 @lru_cache(maxsize=16)

@@ -180,8 +180,8 @@ def _slowest_hop(paths: Paths, ends: Ends | None = None) -> Link:
 
     But for hops that are slower still.
     """
-    own = () if ends is None else (_hop(paths, ends),)
-    hops: tuple[Link, ...] = (*_hops(paths), *own)
+    this_hop = () if ends is None else (_hop(paths, ends),)
+    hops: tuple[Link, ...] = (*_hops(paths), *this_hop)
     slowest = min(link.bandwidth_bytes_per_s for link in hops)
     return Link(max(link.latency_s for link in hops), slowest)
 

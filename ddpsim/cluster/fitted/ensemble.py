@@ -134,8 +134,8 @@ class Curve:
 
     def _draw(self, place: int) -> tuple[float, float]:
         """Median of the logarithms of the draws' seconds, and their standard deviation from it."""
-        asked = self._operation, _LEAST_BYTES << place
-        logs = [each for member in self._members for each in member.log_times(*asked)]
+        message = self._operation, _LEAST_BYTES << place
+        logs = [each for member in self._members for each in member.log_times(*message)]
         middle = _weighted_median(logs, self._shares)
         squares = ((each - middle) ** 2 for each in logs)
         return middle, sqrt(sum(s * w for s, w in zip(squares, self._shares, strict=True)))

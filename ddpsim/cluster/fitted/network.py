@@ -61,22 +61,22 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     cost = _corrected(profile, law, cluster, rate)
     measured = frozenset({"all_reduce", *(operation for operation, _ in cost.others)})
     warnings = (*_of_the_fit(cluster, profile), *_warnings(cluster, profile, rate))
-    found = profile.interference
+    interference = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
     return Network(
         cost=InterferingCost(
             cost,
-            compute=found.compute_slowdown.value,
-            comm=found.comm_slowdown.value,
-            kept=_kept(found.kept(half=half), sent),
-            kept_beside_single=_kept(found.kept(half=False), sent) if half else (),
-            comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
-            crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
-            comm_delay_s=found.comm_delay_s.value,
-            idle_link_use=found.idle_link_use.value,
+            compute=interference.compute_slowdown.value,
+            comm=interference.comm_slowdown.value,
+            kept=_kept(interference.kept(half=half), sent),
+            kept_beside_single=_kept(interference.kept(half=False), sent) if half else (),
+            comm_s2_per_byte2=interference.comm_slowdown_s2_per_byte2.value * sent**2,
+            crowded_s_per_byte=interference.crowded_slowdown_s_per_byte.value * sent,
+            comm_delay_s=interference.comm_delay_s.value,
+            idle_link_use=interference.idle_link_use.value,
             scatter_turns=2 if is_gloo else 1,  # gloo all-reduces what it scatters
         )
-        if found
+        if interference
         else cost,
         uncertainty=_uncertainty(cluster, profile, rate),
         by_size=_by_size(cluster, profile, law, rate),
@@ -85,7 +85,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         limit=f"the network as calibrated in {profile.name}",
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
-        interference=_interference_uncertainty(profile, found) if found else None,
+        interference=_interference_uncertainty(profile, interference) if interference else None,
     )
 
 
@@ -93,12 +93,12 @@ def _others(
     profile: ClusterProfile, law: AllReduceModel, layout: tuple[int, int]
 ) -> tuple[tuple[Operation, Correction], ...]:
     """What corrects the times of collectives that were measured beside all-reduces."""
-    found = []
+    others = []
     for operation, measured in profile.measured_others.items():
         correction = Correction.of(law, measured, *layout, operation)
         if correction.curves:
-            found.append((operation, correction))
-    return tuple(found)
+            others.append((operation, correction))
+    return tuple(others)
 
 
 def _corrected(
@@ -165,10 +165,10 @@ def _fitted_sigma(profile: ClusterProfile) -> float:
 def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     """On ranks that were not measured: the further from those that were, the wider."""
     if isinstance(profile.all_reduce, GlooRing):
-        said = "the residuals of the profile's fit, and assumed for ranks that were not measured"
+        basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
         if (crowd := _ranks_a_core(cluster, profile)) > 1:
-            said = "assumed: up to the square of the ranks that share a core"
-        return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS, 2 * log(crowd) / Z_80), said)
+            basis = "assumed: up to the square of the ranks that share a core"
+        return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS, 2 * log(crowd) / Z_80), basis)
     return _of_ensemble(0.0, cluster, profile)
 
 
@@ -182,8 +182,8 @@ def _ranks_a_core(cluster: Cluster, profile: ClusterProfile) -> float:
 
 def _of_ensemble(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     """The draws' spread, and what other ranks add to it."""
-    said = "the calibrated figures' spread, and what published sweeps of more nodes add to it"
-    return Uncertainty(hypot(sigma, unlike_sigma(cluster.world_size, profile.valid.layouts)), said)
+    basis = "the calibrated figures' spread, and what published sweeps of more nodes add to it"
+    return Uncertainty(hypot(sigma, unlike_sigma(cluster.world_size, profile.valid.layouts)), basis)
 
 
 def unlike_sigma(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
@@ -202,12 +202,12 @@ def _by_size(
         usual, largest = _uncertainty(cluster, profile, rate), profile.valid.size_bytes[1]
         small = usual.sigma
         if _is_measured(cluster, profile):
-            of_small = [found.small for found in profile.measured_sigma]
+            of_small = [each_rate.small for each_rate in profile.measured_sigma]
             small = max(small, _between_rates(profile, of_small, rate))
-        known = ((0, replace(usual, sigma=small)), (LEAST_BUCKET_BYTES, usual))
+        by_size = ((0, replace(usual, sigma=small)), (LEAST_BUCKET_BYTES, usual))
         cost = FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate)
         larger = of_larger(usual, law, cost, largest)
-        return (*(each for each in known if each[0] <= largest), *larger)
+        return (*(each for each in by_size if each[0] <= largest), *larger)
     if _is_measured(cluster, profile):
         return ()
     curve = curve_of(law, "all_reduce", cluster.nodes, cluster.gpus_per_node)
@@ -229,10 +229,10 @@ def measured_sigma(profile: ClusterProfile, rate: float | None = None) -> float:
     Between measured line rates linearly in their logarithms; beyond them as at the nearest. A law
     that asks for no line rate: the largest.
     """
-    found = profile.measured_sigma
-    if not found:
+    sigmas = profile.measured_sigma
+    if not sigmas:
         return _fitted_sigma(profile)
-    each = [max(sigma.left_out, _again_sigma(sigma)) for sigma in found]
+    each = [max(sigma.left_out, _again_sigma(sigma)) for sigma in sigmas]
     return _between_rates(profile, each, rate)
 
 
@@ -241,21 +241,21 @@ def _between_rates(
 ) -> float:
     """One of the profile's uncertainties, at a line rate; 0 where none of them is known."""
     law = profile.all_reduce
-    known = [
-        (sigma, found.line_rate_bytes_per_s)
-        for sigma, found in zip(each, profile.measured_sigma, strict=True)
+    points = [
+        (sigma, rate_sigma.line_rate_bytes_per_s)
+        for sigma, rate_sigma in zip(each, profile.measured_sigma, strict=True)
         if sigma is not None
     ]
-    if not isinstance(law, GlooRing) or not known:
-        return max((sigma for sigma, _ in known), default=0.0)
+    if not isinstance(law, GlooRing) or not points:
+        return max((sigma for sigma, _ in points), default=0.0)
     usual = law.line_rate_bytes_per_s
-    measured = sorted((log(of_rate or usual), sigma) for sigma, of_rate in known)
+    measured = sorted((log(of_rate or usual), sigma) for sigma, of_rate in points)
     rates, sigmas = zip(*measured, strict=True)
     return interpolated(log(rate or usual), rates, sigmas)
 
 
-def _again_sigma(found: MeasuredSigma) -> float:
-    return _LEAST_SIGMA if found.repeated is None else found.repeated
+def _again_sigma(rate_sigma: MeasuredSigma) -> float:
+    return _LEAST_SIGMA if rate_sigma.repeated is None else rate_sigma.repeated
 
 
 def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
@@ -271,14 +271,14 @@ def _of_the_fit(cluster: Cluster, profile: ClusterProfile) -> Iterator[str]:
     """The first of a profile's own warnings, and where all are told."""
     first, more = profile.warnings[:1], len(profile.warnings) - 1
     file = cluster.profile.given if cluster.profile else "PROFILE"
-    told = f"; its fit has {counted(more, 'more warning')}: python -m calibrate show {file}"
-    yield from (f"profile {profile.name}: {said}{told if more else ''}" for said in first)
+    hint = f"; its fit has {counted(more, 'more warning')}: python -m calibrate show {file}"
+    yield from (f"profile {profile.name}: {each}{hint if more else ''}" for each in first)
 
 
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
-    found = []
+    warnings = []
     if are_other_devices(profile.provenance.machine, cluster.device.name):
-        found.append(
+        warnings.append(
             f"profile {profile.name} was measured on {profile.provenance.machine}, and its times "
             f"are taken for {cluster.device.name}'s"
         )
@@ -288,39 +288,39 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
             if cluster.inter_node
             else "its own are taken; state cluster.inter_node"
         )
-        found.append(f"profile {profile.name} was measured on one node: between nodes {taken}")
+        warnings.append(f"profile {profile.name} was measured on one node: between nodes {taken}")
     elif not _is_measured(cluster, profile):
         measured = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
-        found.append(
+        warnings.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {_rests(profile)}"
         )
     if _ranks_a_core(cluster, profile) > 1:
         cores = counted(profile.provenance.cores or 1, "core")
-        found.append(
+        warnings.append(
             f"{cluster.gpus_per_node} ranks of a node would share the {cores} of the machine "
             f"that profile {profile.name} was measured on: how they wait for each other is not "
             "modelled, so measure as many ranks there"
         )
     if unused := _unused_links(cluster, profile):
-        found.append(
+        warnings.append(
             f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used: profile "
             f"{profile.name} tells what the links do"
         )
     rates = profile.valid.line_rates_bytes_per_s
     law = profile.all_reduce
     if not rate and cluster.nodes > 1 and isinstance(law, GlooRing) and len(rates) > 1:
-        found.append(
+        warnings.append(
             f"cluster.inter_node is not stated: profile {profile.name} was measured on "
             f"{len(rates)} kinds of links, of which those of "
             f"{format_bytes_per_s(law.line_rate_bytes_per_s)} are taken"
         )
     if rate and rates and not min(rates) <= rate <= max(rates):
-        found.append(
+        warnings.append(
             f"profile {profile.name} was measured on links of {format_bytes_per_s(min(rates))} to "
             f"{format_bytes_per_s(max(rates))}, not of {format_bytes_per_s(rate)}"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def _rests(profile: ClusterProfile) -> str:
@@ -373,16 +373,16 @@ def _provenance(
     return tuple(entries)
 
 
-def _interference_uncertainty(profile: ClusterProfile, found: Interference) -> Uncertainty:
+def _interference_uncertainty(profile: ClusterProfile, effect: Interference) -> Uncertainty:
     """The relative standard error of all that is added, to a usual message on the fastest link."""
     rate = max(profile.valid.line_rates_bytes_per_s, default=0.0)
     added = (  # value, standard error, and what makes a slowdown of it
-        (found.compute_slowdown.value - 1, found.compute_slowdown.stderr, 1.0),
-        (found.comm_slowdown.value - 1, found.comm_slowdown.stderr, 1.0),
-        *((1 - most.share.value, most.share.stderr, 1.0) for most in found.kept(half=False)[-1:]),
-        (*_figure(found.comm_slowdown_s2_per_byte2), rate**2),
-        (*_figure(found.comm_delay_s), rate / _USUAL_BYTES),
-        (*_figure(found.crowded_slowdown_s_per_byte), rate),
+        (effect.compute_slowdown.value - 1, effect.compute_slowdown.stderr, 1.0),
+        (effect.comm_slowdown.value - 1, effect.comm_slowdown.stderr, 1.0),
+        *((1 - most.share.value, most.share.stderr, 1.0) for most in effect.kept(half=False)[-1:]),
+        (*_figure(effect.comm_slowdown_s2_per_byte2), rate**2),
+        (*_figure(effect.comm_delay_s), rate / _USUAL_BYTES),
+        (*_figure(effect.crowded_slowdown_s_per_byte), rate),
     )
     whole = sum(value * weight for value, _, weight in added)
     # half of it is assumed where the fit could not tell

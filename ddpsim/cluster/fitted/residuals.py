@@ -107,10 +107,10 @@ class CorrectedCost:
         correction = self._correction(
             "broadcast" if operation == "reduce" and not is_gloo else operation
         )
-        asked = self.law.model, size_bytes, self.law.line_rate
-        whole_ns = round(correction.factor(*asked) * duration_ns(law))
+        message = self.law.model, size_bytes, self.law.line_rate
+        whole_ns = round(correction.factor(*message) * duration_ns(law))
         whole_ns += self._more_ns(operation, size_bytes)
-        transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))
+        transfer_ns = min(whole_ns, round(correction.link_factor(*message) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
 
     def _more_ns(self, operation: Operation, size_bytes: int) -> int:

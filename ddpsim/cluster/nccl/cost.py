@@ -319,7 +319,7 @@ class _Search:
 
     def __init__(self, cost: NcclCost, operation: Operation) -> None:
         self._cost, self._operation = cost, operation
-        self._found: dict[int, _Sent] = {}  # how messages of each size are sent
+        self._searched: dict[int, _Sent] = {}  # how messages of each size are sent
         self._sent: dict[int, _Sent] = {}
         self._transfers: dict[_Sent, Transfer] = {}
         self._choices: dict[int, Choice] = {}
@@ -343,23 +343,23 @@ class _Search:
         its time; and where a message of half the bytes or more is sent in a faster way, it is sent
         in this way. NCCL 2.4 has thresholds, which are known.
         """
-        if size_bytes not in self._found:
+        if size_bytes not in self._searched:
             band = bisect_left(_BANDS_BYTES, size_bytes)
-            own = self._tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
+            sent = self._tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
             is_plain = self._operation in ("broadcast", "reduce")
             if not is_plain and self._cost.graph.minor > LAST_WITHOUT_TUNER:
-                own = self._fastest(band, own)
-            self._found[size_bytes] = own
-        return self._found[size_bytes]
+                sent = self._fastest(band, sent)
+            self._searched[size_bytes] = sent
+        return self._searched[size_bytes]
 
-    def _fastest(self, band: int, own: _Sent) -> _Sent:
+    def _fastest(self, band: int, first: _Sent) -> _Sent:
         """A message of this band as the tuner has it or half of it, or a larger that takes less."""
-        best_ns, best = self._taken_ns(own), own
+        best_ns, best = self._taken_ns(first), first
         is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
         for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
             if self._choice(like_bytes)[:2] == best.choice[:2]:
                 continue
-            sent = self._tuned(own.size_bytes, like_bytes)
+            sent = self._tuned(first.size_bytes, like_bytes)
             if (taken_ns := self._taken_ns(sent)) < best_ns:
                 best_ns, best = taken_ns, sent
         for later in range(band + 1, len(_BANDS_BYTES)):

@@ -87,8 +87,8 @@ def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) ->
             )
     for name in variables:
         if name not in (*_WORDS, *_SWITCHES, *_NUMBERS):
-            known = ", ".join((*_WORDS, *_SWITCHES, *_NUMBERS))
-            raise ValueError(f"{name} is not modelled; drop it (modelled are: {known})")
+            names = ", ".join((*_WORDS, *_SWITCHES, *_NUMBERS))
+            raise ValueError(f"{name} is not modelled; drop it (modelled are: {names})")
     numbers = {name: _number(name, variables[name]) for name in _NUMBERS if name in variables}
     switches = {name: _number(name, variables[name]) for name in _SWITCHES if name in variables}
     threads = numbers.get("NCCL_SOCKET_NTHREADS")
@@ -137,23 +137,23 @@ def _number(name: str, value: str | int) -> int:
     return number
 
 
-def _allowed(name: str, value: str | int | None, known: Mapping[str, str]) -> tuple[str, ...]:
+def _allowed(name: str, value: str | int | None, words: Mapping[str, str]) -> tuple[str, ...]:
     """What all-reduces may take by `ring,tree`, `^tree` or `allreduce:ring;broadcast:ring`."""
     if value is None:
         return ()
     entries = [entry.split(":") for entry in str(value).lower().split(";") if entry]
     for_all = [entry[-1] for entry in entries if len(entry) == 1]
-    own = [entry[-1] for entry in entries if entry[0].strip() == "allreduce"]
-    if not (own or for_all):
+    for_all_reduces = [entry[-1] for entry in entries if entry[0].strip() == "allreduce"]
+    if not (for_all_reduces or for_all):
         return ()
-    written = (own or for_all)[-1].strip()
+    written = (for_all_reduces or for_all)[-1].strip()
     names = [part.strip() for part in written.removeprefix("^").split(",") if part.strip()]
-    unknown = [part for part in names if part not in known and part not in _UNUSED]
+    unknown = [part for part in names if part not in words and part not in _UNUSED]
     if unknown or not names:
-        choices = ", ".join(known)
+        choices = ", ".join(words)
         raise ValueError(f"{name}: {shown(value)} is not known; write some of {choices}")
-    named = {known[part] for part in names if part in known}
-    everything = dict.fromkeys(known.values())
+    named = {words[part] for part in names if part in words}
+    everything = dict.fromkeys(words.values())
     is_without = written.startswith("^")
     allowed = tuple(each for each in everything if (each in named) != is_without)
     if not any(each != "pat" for each in allowed):

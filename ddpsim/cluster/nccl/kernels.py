@@ -51,8 +51,8 @@ def most_bytes_per_s(graph: Graph, algorithm: Algorithm, protocol: Protocol) -> 
     """
     if not graph.max_channels or algorithm == "nvls" or protocol == "LL":
         return inf
-    own = communicator_channels(graph) / (1 if algorithm == "ring" else 2)
-    return own * 1e9 * _BLOCK_GB_PER_S[protocol][graph.architecture]
+    channels = communicator_channels(graph) / (1 if algorithm == "ring" else 2)
+    return channels * 1e9 * _BLOCK_GB_PER_S[protocol][graph.architecture]
 
 
 def in_a_tree_s(graph: Graph, protocol: Protocol, size_bytes: int, chunk_bytes: int) -> float:

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 @lru_cache(maxsize=64)
 def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estimate, ...]:
     """Every algorithm and protocol that this job may use for an operation."""
-    found = []
+    rows = []
     for algorithm in _algorithms(graph, operation):
         for i, protocol in enumerate(PROTOCOLS):
             if algorithm in ("nvls", "pat") and protocol != "Simple":
@@ -57,8 +57,8 @@ def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estima
             bandwidth = _bandwidth(graph, algorithm, i, TURNS[operation])
             if bandwidth > 0:
                 latency = _latency(graph, algorithm, i, TURNS[operation])
-                found.append(Estimate(algorithm, protocol, latency, bandwidth))
-    return tuple(found)
+                rows.append(Estimate(algorithm, protocol, latency, bandwidth))
+    return tuple(rows)
 
 
 def _keeps_128_bytes(graph: Graph) -> bool:
@@ -106,13 +106,13 @@ def _by_thresholds(
     operation: Operation,
 ) -> Choice:
     algorithm, protocol = thresholds.by_size(graph, size_bytes, operation)
-    known = {row[:2] for row in estimates(graph, operation)}
+    choices = {row[:2] for row in estimates(graph, operation)}
     if algorithms and algorithm not in algorithms:
-        algorithm = next((name for name, _ in known if name in algorithms), "nvls")
+        algorithm = next((name for name, _ in choices if name in algorithms), "nvls")
         protocol = thresholds.protocol_of(graph, algorithm, size_bytes)
     if protocols and protocol not in protocols:
-        protocol = next((name for _, name in known if name in protocols), "LL128")
-    if (algorithm, protocol) not in known:
+        protocol = next((name for _, name in choices if name in protocols), "LL128")
+    if (algorithm, protocol) not in choices:
         raise ValueError(_NOT_TO_BE_HAD)
     return Choice(algorithm, protocol, 0.0)
 
@@ -188,23 +188,23 @@ def _switch_sums(graph: Graph) -> bool:
 
 def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
     """GB/s of the message."""
-    known = graph.tables
-    limits, column = known.limits[graph.architecture], min(graph.nodes, 3) - 1
+    figures = graph.tables
+    limits, column = figures.limits[graph.architecture], min(graph.nodes, 3) - 1
     count, speed = graph.channels
     bus, n = min(count * speed, limits.bus), graph.ranks
     around = n / (turns * (n - 1))
     if algorithm == "ring":
-        ll128_part = known.single_gpu_ll128_part if graph.gpus_per_node == 1 else 0.92
+        ll128_part = figures.single_gpu_ll128_part if graph.gpus_per_node == 1 else 0.92
         ll128 = min(ll128_part * bus, count * limits.ring_ll128[column])
-        ll_part = known.ll_part_of_shards if turns == 1 and graph.nodes == 1 else known.ll_part
+        ll_part = figures.ll_part_of_shards if turns == 1 and graph.nodes == 1 else figures.ll_part
         return (min(most_ll_gb_per_s(graph), ll_part * bus), ll128, bus)[protocol] * around
     if algorithm == "tree":
         bus = min(0.92 * min(graph.tree_gb_per_s, limits.bus), count * limits.tree[column])
-        bus = min(bus, known.tree_bus_gb_per_s[column])
-        part = 7 / 9 if graph.nodes == 1 else known.tree_ll128_part
+        bus = min(bus, figures.tree_bus_gb_per_s[column])
+        part = 7 / 9 if graph.nodes == 1 else figures.tree_ll128_part
         ll128 = min(bus * part, count * limits.tree_ll128[column])
-        own = (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
-        return own * (known.single_gpu_tree_part if graph.gpus_per_node == 1 else 1.0)
+        rate = (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
+        return rate * (figures.single_gpu_tree_part if graph.gpus_per_node == 1 else 1.0)
     if algorithm == "pat":
         return graph.tree_gb_per_s * graph.pat_part
     return _nvls_bandwidth(graph, bus, around) if turns == 2 else _nvls_shards_bandwidth(graph)
@@ -254,14 +254,14 @@ def most_ll_gb_per_s(graph: Graph) -> float:
 
 
 def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
-    known = graph.tables
-    base = known.base_us[algorithm][protocol]
+    figures = graph.tables
+    base = figures.base_us[algorithm][protocol]
     net, hops = _net_us(graph, algorithm, protocol), floor(log2(graph.nodes))
     if algorithm == "pat":
         return pat_us(graph, net)
-    intra = known.hop_us[graph.path][algorithm][protocol]
+    intra = figures.hop_us[graph.path][algorithm][protocol]
     if graph.nodes > 1 and protocol == 0:
-        intra *= known.ll_hop_factor
+        intra *= figures.ll_hop_factor
     if algorithm == "tree":
         return base + 2 * ((graph.ranks // graph.nodes - 1) * intra + hops * net)
     if algorithm == "nvls":
@@ -269,7 +269,7 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> f
         return base + intra + 2 * crossed * net
     crossing = _ring_crossings(graph, turns)
     overhead = 0.0
-    if known.has_network_overhead and graph.nodes > 1:
+    if figures.has_network_overhead and graph.nodes > 1:
         overhead = 2.0 if graph.cpu_vendor == "amd" else 1.0
     step = max(intra, overhead * (3 if protocol == 2 else 1))
     return base + (turns * (graph.ranks - 1) - crossing) * step + crossing * net
@@ -293,10 +293,10 @@ def _ring_crossings(graph: Graph, turns: int) -> int:
 
 def _net_us(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
     """A hop over the network, with what the plugin declares; twice that for Simple's flush."""
-    known = graph.tables
+    figures = graph.tables
     of_a_tree = graph.gpus_per_node == 1 and graph.minor >= 23
-    hop = known.hop_us["net"]["tree" if of_a_tree else algorithm][protocol]
-    if known.latency_replaces_hop:
+    hop = figures.hop_us["net"]["tree" if of_a_tree else algorithm][protocol]
+    if figures.latency_replaces_hop:
         return graph.net_latency_us or hop
     if graph.minor < 12:
         return hop

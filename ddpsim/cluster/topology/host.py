@@ -116,8 +116,8 @@ def between_gpus(cluster: Cluster, link: IntraNode, environment: Environment) ->
 
 def slot_bytes_per_s(cluster: Cluster) -> float:
     """What a GPU's slot carries each way, as NCCL counts it."""
-    host, own = cluster.host or Host(), cluster.device.pcie
-    return SLOT_BYTES_PER_S[min(host.pcie or own, own)] * host.lanes / 16
+    host, pcie = cluster.host or Host(), cluster.device.pcie
+    return SLOT_BYTES_PER_S[min(host.pcie or pcie, pcie)] * host.lanes / 16
 
 
 def _through_the_host(cluster: Cluster, host: Host, slot: float, environment: Environment) -> Way:
@@ -174,12 +174,12 @@ def _cpu(cluster: Cluster, host: Host) -> Literal["intel", "amd", "other"]:
 
 def _level(cluster: Cluster, host: Host, environment: Environment) -> int:
     """Up to which of LEVELS GPUs reach each other: the driver's word, and NCCL's by version."""
-    asked, minor = environment.p2p_level, cluster.nccl_minor
+    level, minor = environment.p2p_level, cluster.nccl_minor
     is_allowed = cluster.device.peer_to_peer if host.peer_to_peer == "auto" else host.peer_to_peer
     if not is_allowed:  # NVLink needs no leave of PCIe
-        return LEVELS.index("LOC" if asked == "LOC" else "NVL")
-    if asked is not None:
-        return LEVELS.index(asked)
+        return LEVELS.index("LOC" if level == "LOC" else "NVL")
+    if level is not None:
+        return LEVELS.index(level)
     if host.peer_to_peer is True:
         return LEVELS.index("SYS")
     cpu = _cpu(cluster, host)

@@ -144,8 +144,8 @@ class Paths:
         n = self.ranks
         weak = {end for rank, *_ in self.weak for end in (rank, n + self.node_of(rank))}
         nodes = [node for node, *_ in self.unlike]
-        own = (range(self.first_of(node), self.first_of(node + 1)) for node in nodes)
-        return frozenset(weak.union(*own, (n + node for node in nodes)))
+        ranks = (range(self.first_of(node), self.first_of(node + 1)) for node in nodes)
+        return frozenset(weak.union(*ranks, (n + node for node in nodes)))
 
     def stretched(self, factor: float) -> Paths:
         """Return it with everything `factor` times as slow."""

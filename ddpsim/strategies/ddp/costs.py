@@ -74,8 +74,8 @@ class DdpCosts:
 
         As fast as measured, with the nearest number of columns; else as other kernels.
         """
-        known = self.overheads.narrow_products if self.overheads else ()
-        nearest = min(known, key=lambda each: abs(each.rank - rank), default=None)
+        products = self.overheads.narrow_products if self.overheads else ()
+        nearest = min(products, key=lambda each: abs(each.rank - rank), default=None)
         return self.moved(size_bytes, nearest.bytes_per_s.value if nearest else None)
 
     @property
@@ -128,8 +128,8 @@ class DdpCosts:
     @cached_property
     def _copies_in(self) -> tuple[tuple[float, ...], ...]:
         """Logarithms of measured sizes, ascending, and seconds a byte; empty where none was."""
-        known = self.overheads.copy_in if self.overheads else ()
-        points = sorted((math.log(p.gradient_bytes), 1 / p.bytes_per_s.value) for p in known)
+        copies = self.overheads.copy_in if self.overheads else ()
+        points = sorted((math.log(p.gradient_bytes), 1 / p.bytes_per_s.value) for p in copies)
         return tuple(zip(*points, strict=True))
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
@@ -143,8 +143,8 @@ class DdpCosts:
     @property
     def _copy_back_s(self) -> float:
         """What of a measured hook comes after the backward; the view copies nothing back."""
-        known = self.overheads and self.overheads.hook_s and self.overheads.copy_back_s
-        return known.value if known and not self.ddp.gradient_as_bucket_view else 0.0
+        copy_back_s = self.overheads and self.overheads.hook_s and self.overheads.copy_back_s
+        return copy_back_s.value if copy_back_s and not self.ddp.gradient_as_bucket_view else 0.0
 
     def hook(self, size_bytes: int, dtype: str = "float32") -> HookWork:
         """What happens to one full bucket around its all-reduce; all of it is of one dtype."""
@@ -160,17 +160,17 @@ class DdpCosts:
         before = self.moved(2 * size_bytes) if divides else Work(0.0)
         return HookWork(before, size_bytes, Work(0.0))
 
-    def _compress(self, size_bytes: int, wire_bytes: int, known: Overheads | None) -> Work:
+    def _compress(self, size_bytes: int, wire_bytes: int, overheads: Overheads | None) -> Work:
         """A cast to a new tensor and a division in place; bfloat16 is taken to be as float16."""
-        measured = known and known.compress_bytes_per_s
+        measured = overheads and overheads.compress_bytes_per_s
         if measured:
             least_s = 2 * self.device.kernel_floor_s
             return Work(max(least_s, size_bytes / measured.value), 2)
         cast, division = self.moved(size_bytes + wire_bytes), self.moved(2 * wire_bytes)
         return Work(cast.device_s + division.device_s, 2)
 
-    def _decompress(self, size_bytes: int, wire_bytes: int, known: Overheads | None) -> Work:
-        measured = known and known.decompress_bytes_per_s
+    def _decompress(self, size_bytes: int, wire_bytes: int, overheads: Overheads | None) -> Work:
+        measured = overheads and overheads.decompress_bytes_per_s
         if measured:
             return self.moved(size_bytes, measured.value)
         return self.moved(size_bytes + wire_bytes)
@@ -211,8 +211,8 @@ class DdpCosts:
         preset's are of whole loops. On a CPU DDP's own hooks tell, where they were measured.
         """
         if self.device.kind != "cpu":
-            known = self.device.launching_trust(compiled=False) in ("stated", "measured")
-            return self.device.operator_s / _OPERATOR_S if known else 1.0
+            is_trusted = self.device.launching_trust(compiled=False) in ("stated", "measured")
+            return self.device.operator_s / _OPERATOR_S if is_trusted else 1.0
         measured = self.overheads and self.overheads.hook_s
         return measured.value / _HOOK_S if measured else 1.0
 

@@ -36,8 +36,8 @@ class PostLocalSgd(Around):
         super().__init__(ddp)
         group: ProcessGroup = "node" if context.scenario.sends_in_groups else "world"
         self._reduces = options.post_local_gradient_allreduce
-        own = replace(ddp.reducer, group=group, reduces=self._reduces)
-        self._local = replace(ddp, reducer=own)
+        reducer = replace(ddp.reducer, group=group, reduces=self._reduces)
+        self._local = replace(ddp, reducer=reducer)
         self._average = context.all_reduces.averaged()
         self._every = options.period
         self._start = max(options.start_localSGD_iter, ddp.steady_from or 0)

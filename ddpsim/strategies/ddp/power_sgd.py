@@ -140,15 +140,15 @@ class _Hook:
 
     def _orthogonal(self, side: str) -> list[Work]:
         """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
-        found: list[Work] = []
+        works: list[Work] = []
         for matrix in self.matrices:
             column_bytes = matrix.item_bytes * (matrix.rows if side == "rows" else matrix.columns)
             if self._by_qr and matrix.rank > _MOST_BY_GRAM_SCHMIDT:
-                found.append(self._qr(matrix.rank, column_bytes))
+                works.append(self._qr(matrix.rank, column_bytes))
                 continue
             operators = 2 * matrix.rank + 4 * (matrix.rank - 1)
-            found += operators * [self._prices.passed(2 * column_bytes)]
-        return found
+            works += operators * [self._prices.passed(2 * column_bytes)]
+        return works
 
     def _qr(self, rank: int, column_bytes: int) -> Work:
         """One operator; its kernels are assumed to be those of LAPACK's geqr2 and org2r."""

@@ -74,8 +74,8 @@ class DistributedDataParallel(Strategy):
         """
         spec, model, prices = context.scenario.ddp, context.model, context.prices
         plan = plan_buckets(model.parameters, model.ready_order, spec, model.tied)
-        own = _OwnWork(model, prices, context.own_factor, context.scenario.cluster.world_size)
-        sent = replace(own, model=as_reduced(model, spec.mixed_precision))
+        pricing = _OwnWork(model, prices, context.own_factor, context.scenario.cluster.world_size)
+        sent = replace(pricing, model=as_reduced(model, spec.mixed_precision))
         join = JoinedForward.of(spec.join, prices)
         work = context.work
         if spec.reduced_again:
@@ -84,13 +84,13 @@ class DistributedDataParallel(Strategy):
         ddp = cls(
             work,
             replace(sent.reducer(spec), in_first_hook=join.divisor),
-            own.host_ns(prices.forward_hook_s * len(model.parameters)),
-            own.buckets(plan.initial),
-            own.buckets(plan.rebuilt),
+            pricing.host_ns(prices.forward_hook_s * len(model.parameters)),
+            pricing.buckets(plan.initial),
+            pricing.buckets(plan.rebuilt),
             plan.rebuilt_at,
             spec.gradient_as_bucket_view,
             spec.no_sync,
-            own.compressed(plan.initial if plan.rebuilt_at is None else plan.rebuilt, spec),
+            pricing.compressed(plan.initial if plan.rebuilt_at is None else plan.rebuilt, spec),
             spec.powers.start_powerSGD_iter if spec.powers else None,
             gradients_stay=not context.scenario.workload.set_to_none,
             join=join,

@@ -95,23 +95,23 @@ class Flats:
     def of(self, unit: Unit) -> Flat:
         """One unit's; raises InputError where torch would refuse its dtypes."""
         parameters = [self.model.parameters[i] for i in unit.parameters]
-        own, sent, summed = self._dtypes(unit, parameters)
+        orig, sent, summed = self._dtypes(unit, parameters)
         lengths, times = self._lengths(parameters, sent), self._times
         reduces = bool(set(unit.parameters) & set(self.model.ready_order))
         reduced = lengths if reduces else _Lengths(0, 0)
-        sent_bytes, summed_bytes, own_bytes = (ITEM_BYTES[each] for each in (sent, summed, own))
+        sent_bytes, summed_bytes, own_bytes = (ITEM_BYTES[each] for each in (sent, summed, orig))
         scattered_bytes = reduced.padded * summed_bytes
         shard, part = reduced.padded // self.mesh.ranks, lengths.padded // self.mesh.ranks
         host = [each.ns(len(parameters), self.prices) for each in times]
-        copy_ns = self._copied_ns(part, own, sent)
-        gathers = self.mesh.ranks > 1 or sent != own
+        copy_ns = self._copied_ns(part, orig, sent)
+        gathers = self.mesh.ranks > 1 or sent != orig
         return Flat(
             name=unit.name,
             parameters=unit.parameters,
             gathered_bytes=lengths.padded * sent_bytes if gathers else 0,
             copied_bytes=part * sent_bytes if self.mesh.ranks > 1 and copy_ns else 0,
             flat_bytes=reduced.flat * sent_bytes,
-            temporary_bytes=self._temporary_bytes(reduced, own, sent, summed),
+            temporary_bytes=self._temporary_bytes(reduced, orig, sent, summed),
             scattered_bytes=scattered_bytes,
             sent_shard_bytes=shard * summed_bytes,
             shard_bytes=shard * own_bytes,
@@ -129,7 +129,7 @@ class Flats:
             accumulate_ns=self.prices.moved_ns(3 * shard * own_bytes),
         )
 
-    def _temporary_bytes(self, reduced: _Lengths, own: str, sent: str, summed: str) -> int:
+    def _temporary_bytes(self, reduced: _Lengths, orig: str, sent: str, summed: str) -> int:
         """The gradient, copies of it in another type and with padding, a shard before its cast.
 
         Of a gradient that every rank has whole, all of these but the last.
@@ -137,11 +137,11 @@ class Flats:
         made = [reduced.flat * ITEM_BYTES[sent]]
         made += [reduced.flat * ITEM_BYTES[summed]] if sent != summed else []
         if self.mesh.ranks == 1:
-            made += [reduced.flat * ITEM_BYTES[own]] if summed != own else []
+            made += [reduced.flat * ITEM_BYTES[orig]] if summed != orig else []
             return sum(made[:-1])
         padded_bytes = reduced.padded * ITEM_BYTES[summed]
         made += [padded_bytes] if reduced.flat < reduced.padded else []
-        return sum(made) + (padded_bytes // self.mesh.ranks if summed != own else 0)
+        return sum(made) + (padded_bytes // self.mesh.ranks if summed != orig else 0)
 
     @property
     def _times(self) -> _HostTimes:
@@ -159,14 +159,14 @@ class Flats:
         flat = _padded(flat, world)
         return _Lengths(flat, flat)
 
-    def _copied_ns(self, elements: int, own: str, sent: str) -> int:
+    def _copied_ns(self, elements: int, orig: str, sent: str) -> int:
         """A shard's copy to the device, and a cast of it."""
         copied_ns = 0
         if self.offload and elements:
-            one = self.offload.copies([elements * ITEM_BYTES[own]])
+            one = self.offload.copies([elements * ITEM_BYTES[orig]])
             copied_ns = self.prices.ticks.launch(one).device_ns
-        if own != sent:
-            copied_ns += self.prices.moved_ns(elements * (ITEM_BYTES[own] + ITEM_BYTES[sent]))
+        if orig != sent:
+            copied_ns += self.prices.moved_ns(elements * (ITEM_BYTES[orig] + ITEM_BYTES[sent]))
         return copied_ns
 
     def _before_ns(self, reduced: _Lengths, sent_bytes: int, summed_bytes: int) -> int:
@@ -228,8 +228,8 @@ class Flats:
         total = 0
         for unit in units:
             parameters = [self.model.parameters[i] for i in unit.parameters]
-            own, sent, _ = self._dtypes(unit, parameters)
-            total += self._lengths(parameters, sent).padded // self.mesh.ranks * ITEM_BYTES[own]
+            orig, sent, _ = self._dtypes(unit, parameters)
+            total += self._lengths(parameters, sent).padded // self.mesh.ranks * ITEM_BYTES[orig]
         return total
 
     def _dtypes(self, unit: Unit, parameters: Sequence[Parameter]) -> tuple[str, str, str]:

@@ -103,12 +103,12 @@ class Step(UnitStep):
         it after all nodes that are younger: those of the unit's forward, and of the unit before it
         where that has prefetched it.
         """
-        found: dict[int, list[int]] = {}
+        joined: dict[int, list[int]] = {}
         for unit, viewed_in in reversed(self._viewed.items()):
             within = [last[each] for each in (unit, viewed_in) if each in last]
             if within:
-                found.setdefault(end if viewed_in == ROOT else max(within), []).append(unit)
-        return found
+                joined.setdefault(end if viewed_in == ROOT else max(within), []).append(unit)
+        return joined
 
     def _pre_backward(self, unit: int) -> Iterator[Instruction]:
         if self.units[unit].is_empty:

@@ -118,15 +118,15 @@ def _chosen(module: str, inside: _Inside, least: int) -> tuple[list[str], int]:
     elements = sum(numel for _, numel in inside)
     if elements < least or _is_attention(inside):
         return [], 0
-    found: list[str] = []
+    modules: list[str] = []
     held = 0
     for name, part in _children(inside).items():
         inner, inner_elements = _chosen(f"{module}.{name}".lstrip("."), part, least)
-        found += inner
+        modules += inner
         held += inner_elements
     if module and elements - held >= least and not _is_list(inside):
-        return [*found, module], elements
-    return found, held
+        return [*modules, module], elements
+    return modules, held
 
 
 def _children(inside: _Inside) -> dict[str, list[tuple[str, int]]]:

@@ -104,16 +104,16 @@ class Groups:
 
     def each(self, units: Iterable[Unit]) -> Iterator[Group]:
         """Each unit's; of blocks that are alike one is made. Raises InputError as `of`."""
-        used, known = set(self.model.ready_order), dict[object, Group]()
+        used, groups = set(self.model.ready_order), dict[object, Group]()
         for unit in units:
             float8 = self._cast_before(unit)
             like = tuple(
                 (self.model.parameters[i][1:], i in used, i in float8) for i in unit.parameters
             )
-            if like not in known:
-                known[like] = self.of(unit)
+            if like not in groups:
+                groups[like] = self.of(unit)
             yield replace(
-                known[like],
+                groups[like],
                 name=unit.name,
                 parameters=unit.parameters,
                 begins_model=unit.begins_model,
@@ -124,15 +124,15 @@ class Groups:
         parameters = [self.model.parameters[i] for i in unit.parameters]
         used = set(self.model.ready_order)
         reduced = [self.model.parameters[i] for i in unit.parameters if i in used]
-        own, sent, summed = self._dtypes(unit, parameters)
+        orig, sent, summed = self._dtypes(unit, parameters)
         gathered, scattered = self._elements(parameters), self._elements(reduced)
         in_float8 = self._elements([self.model.parameters[i] for i in self._cast_before(unit)])
         gathered_bytes = (gathered - in_float8) * ITEM_BYTES[sent] + in_float8
         gradient_bytes = scattered * ITEM_BYTES[sent]
         scattered_bytes = scattered * ITEM_BYTES[summed]
         sent_shard_bytes = scattered_bytes // self.mesh.ranks
-        shard_bytes = scattered * ITEM_BYTES[own] // self.mesh.ranks
-        cast_bytes = shard_bytes + sent_shard_bytes if own != summed else 0
+        shard_bytes = scattered * ITEM_BYTES[orig] // self.mesh.ranks
+        cast_bytes = shard_bytes + sent_shard_bytes if orig != summed else 0
         before, after = self._divisors(summed)
         divided_ns = self._moved_ns(2 * sent_shard_bytes) if after != 1 else 0
         copied_bytes = gradient_bytes + scattered_bytes
@@ -150,7 +150,7 @@ class Groups:
             shard_bytes=shard_bytes,
             gather=Launch(
                 gather_ns + from_host.host_ns,
-                from_host.device_ns + self._copies_ns(gathered - in_float8, own, sent, in_float8),
+                from_host.device_ns + self._copies_ns(gathered - in_float8, orig, sent, in_float8),
             ),
             regather=Launch(gather_ns, self._moved_ns(2 * kept_bytes)),
             copy_out=Launch(
@@ -170,7 +170,7 @@ class Groups:
             add_partial_ns=self._moved_ns(3 * sent_shard_bytes),
             kept_bytes=kept_bytes,
             keep_ns=self._moved_ns(2 * kept_bytes),
-            copied_bytes=gathered * ITEM_BYTES[own] // self.mesh.ranks if self.offload else 0,
+            copied_bytes=gathered * ITEM_BYTES[orig] // self.mesh.ranks if self.offload else 0,
             offloads=self.offload is not None,
             scales=0 if self.precomputes_scales else len(self._cast_before(unit)),
         )
@@ -268,8 +268,8 @@ class Groups:
             return
         sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.mesh.ranks for p in weights)
         host_s = self.prices.host_times * _SCALE_S * len(weights)
-        found = Launch(self.prices.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
-        yield compute("optimizer", found)
+        largest = Launch(self.prices.ticks.host_ns(host_s), self._moved_ns(sum(sizes)))
+        yield compute("optimizer", largest)
         if self.mesh.ranks > 1:
             host_ns, size_bytes = self.prices.call_ns, 4 * len(weights)
             cause = "scales of float8 weights"
@@ -310,16 +310,16 @@ class Groups:
         """Source: _fsdp_param_group.py, _init_mp_dtypes."""
         return dtypes_of(unit, parameters, self.spec.mixed_precision, "ddp.fully_shard")
 
-    def _copies_ns(self, elements: int, own: str, sent: str, in_float8: int) -> int:
+    def _copies_ns(self, elements: int, orig: str, sent: str, in_float8: int) -> int:
         """A rank's shards into its part of the output, and a cast before it.
 
         `in_float8`: elements that are cast to that, once their largest value is found, unless it is
         known (torchao's float8/fsdp_utils.py).
         """
-        own_bytes, sent_bytes = (elements * ITEM_BYTES[d] // self.mesh.ranks for d in (own, sent))
+        own_bytes, sent_bytes = (elements * ITEM_BYTES[d] // self.mesh.ranks for d in (orig, sent))
         casts = self.spec.mixed_precision.param is not None
         cast_ns = self._moved_ns(own_bytes + sent_bytes) if casts else 0
-        item_bytes, shard = ITEM_BYTES[own], in_float8 // self.mesh.ranks
+        item_bytes, shard = ITEM_BYTES[orig], in_float8 // self.mesh.ranks
         passes = 1 if self.precomputes_scales else 2
         float8_ns = self._moved_ns((passes * item_bytes + 1) * shard)
         return cast_ns + float8_ns + self._moved_ns(2 * (sent_bytes + shard))

@@ -191,12 +191,12 @@ class MuonOnShards:
 
     def instructions(self, matrices: Sequence[Parameter]) -> Iterator[Instruction]:
         """Yield the steps of all matrices, as registered; matrices of one shape are priced once."""
-        known: dict[object, tuple[Instruction, ...]] = {}
+        steps: dict[object, tuple[Instruction, ...]] = {}
         for matrix in matrices:
             like = matrix.shape, matrix.dtype
-            if like not in known:
-                known[like] = tuple(self._of_one(matrix))
-            yield from known[like]
+            if like not in steps:
+                steps[like] = tuple(self._of_one(matrix))
+            yield from steps[like]
 
     def _of_one(self, matrix: Parameter) -> Iterator[Instruction]:
         rows, columns = matrix.shape or (1, 1)

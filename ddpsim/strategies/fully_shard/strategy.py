@@ -118,12 +118,12 @@ def handed_on(pieces: Sequence[Piece]) -> dict[int, float]:
 
     Those of its last work; of the root the most since the last unit, as a head may have two parts.
     """
-    found: dict[int, float] = {}
+    elements: dict[int, float] = {}
     for piece in pieces:
-        found.update(dict.fromkeys(piece.chain[1:], piece.outputs))
+        elements.update(dict.fromkeys(piece.chain[1:], piece.outputs))
         inside = len(piece.chain) > 1
-        found[ROOT] = piece.outputs if inside else max(found.get(ROOT, 0.0), piece.outputs)
-    return found
+        elements[ROOT] = piece.outputs if inside else max(elements.get(ROOT, 0.0), piece.outputs)
+    return elements
 
 
 def with_casts(work: Pass, casts: Mapping[int, Launch], *, casts_inputs: bool) -> Pass:
@@ -142,11 +142,11 @@ def _cast(
     pieces: Sequence[LaunchedPiece], casts: Mapping[int, Launch], *, casts_inputs: bool
 ) -> list[LaunchedPiece]:
     """In the order of a forward."""
-    found: list[LaunchedPiece] = []
+    pieces_with_casts: list[LaunchedPiece] = []
     for piece, following in zip(pieces, [*(each.chain for each in pieces[1:]), ()], strict=True):
-        found.append(piece)
-        found += _between(piece.chain, following, casts, casts_inputs=casts_inputs)
-    return found
+        pieces_with_casts.append(piece)
+        pieces_with_casts += _between(piece.chain, following, casts, casts_inputs=casts_inputs)
+    return pieces_with_casts
 
 
 def _between(

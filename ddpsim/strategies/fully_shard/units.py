@@ -62,8 +62,8 @@ def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") 
     for i, name in enumerate(names):
         members[chain_of(name, places)[-1]].append(i)
     return tuple(
-        Unit(prefix, tuple(own), begins_model=number == ROOT or first[prefix] == 0)
-        for number, (prefix, own) in enumerate(zip(ordered, members, strict=True))
+        Unit(prefix, tuple(parameters), begins_model=number == ROOT or first[prefix] == 0)
+        for number, (prefix, parameters) in enumerate(zip(ordered, members, strict=True))
     )
 
 
@@ -81,8 +81,8 @@ def named_units(
     if isinstance(choice, BySize):
         least, whole = choice.min_parameters, sum(numel for _, numel in sizes)
         if least > whole:
-            told = f"{least} is more than the {whole} elements of the model; write fewer"
-            raise InputError(key, f"{told}, or [] for the root alone")
+            problem = f"{least} is more than the {whole} elements of the model; write fewer"
+            raise InputError(key, f"{problem}, or [] for the root alone")
         return large_modules(sizes, least)
     first = _first_parameters(names)
     for prefix in choice:
@@ -127,12 +127,12 @@ def _first_parameters(names: Sequence[str]) -> dict[str, int]:
 
 
 def _no_such_module(prefix: str, names: Sequence[str]) -> str:
-    known = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
-    some = ", ".join(known[:_SOME]) + (", ..." if len(known) > _SOME else "")
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
+    some = ", ".join(modules[:_SOME]) + (", ..." if len(modules) > _SOME else "")
     return (
         f"{shown(prefix)} holds no parameter: name a module of this model, the part of its "
         f"parameters' names before a dot (such as {some})"
-        if known
+        if modules
         else f"{shown(prefix)} holds no parameter: the names of this model's parameters name no "
         "modules; give workload.parameters, or leave units out"
     )

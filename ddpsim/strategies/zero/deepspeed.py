@@ -111,7 +111,7 @@ class DeepSpeed(Strategy):
         hooks = options.stage == 2 or options.overlap_comm
         order = model.ready_order if hooks else tuple(sorted(model.ready_order))
         members = bucketed(order, numels, options.reduce_bucket_size)
-        own = partition.part
+        part = partition.part
 
         def moved(elements: int, bytes_each: int) -> Launch:
             return prices.launch([prices.passed(elements * bytes_each)] if elements else [])
@@ -140,12 +140,12 @@ class DeepSpeed(Strategy):
                 for numel in numels
             ),
             gradient_bytes=tuple(numel * item for numel in numels),
-            added=moved(own, 3 * item),
-            prepared=_prepared(prices, own, item, ceil(len(model.used) / ranks)),
-            masters=moved(own, _MASTER_BYTES + item),
+            added=moved(part, 3 * item),
+            prepared=_prepared(prices, part, item, ceil(len(model.used) / ranks)),
+            masters=moved(part, _MASTER_BYTES + item),
             launch_ns=prices.call_ns,
             ranks=ranks,
-            part=own,
+            part=part,
             item=item,
             buffers_bytes=options.reduce_bucket_size * item * (1 + options.overlap_comm),
             partitions=options.stage == 2,
@@ -347,11 +347,11 @@ def _after_another(*launches: Launch) -> Launch:
     return Launch(sum(each.host_ns for each in launches), sum(each.device_ns for each in launches))
 
 
-def _prepared(prices: Prices, own: int, item: int, parameters: int) -> tuple[Launch, Launch]:
+def _prepared(prices: Prices, part: int, item: int, parameters: int) -> tuple[Launch, Launch]:
     """The norm of a part, gradient by gradient in float64; then its cast and its scaling."""
 
-    each = own / max(1, parameters)
+    each = part / max(1, parameters)
     norm = (size for _ in range(parameters) for size in (each * (item + 8), each * 8))
     flat = 2 * item if parameters > 1 else 0
-    scaled = (own * size for size in (flat, item + _MASTER_BYTES, 2 * _MASTER_BYTES))
+    scaled = (part * size for size in (flat, item + _MASTER_BYTES, 2 * _MASTER_BYTES))
     return prices.launch(map(prices.passed, norm)), prices.launch(map(prices.passed, scaled))

@@ -52,28 +52,28 @@ def bucketed(model: Model, options: Options, ranks: int) -> _Buckets:
     """
     same_dtype(model, "distributed_optimizer")
     if model.unused and options.overlap_grad_reduce:
-        told = f"{len(model.unused)} parameters get no gradient, for which Megatron would wait"
-        raise InputError("ddp.distributed_optimizer.overlap_grad_reduce", f"{told}; write false")
+        problem = f"{len(model.unused)} parameters get no gradient, for which Megatron would wait"
+        raise InputError("ddp.distributed_optimizer.overlap_grad_reduce", f"{problem}; write false")
     least: float = options.bucket_size or max(_LEAST_ELEMENTS, _LEAST_A_RANK * ranks)
     if not options.overlap_grad_reduce:
         least = float("inf")
-    found: _Buckets = []
+    buckets: _Buckets = []
     members: list[int] = []
     end = 0
     for i in reversed(range(len(model.parameters))):
         members.append(i)
         end = _padded(end, _ALIGNED_PARAMETER) + model.parameters[i].numel
         if end >= least or i == 0:
-            found.append((tuple(members), _padded(end, lcm(ranks, _ALIGNED_BUCKET))))
+            buckets.append((tuple(members), _padded(end, lcm(ranks, _ALIGNED_BUCKET))))
             members, end = [], 0
-    return found
+    return buckets
 
 
 def same_dtype(model: Model, strategy: str) -> None:
     """Raise InputError for parameters of several dtypes."""
     if len({parameter.dtype for parameter in model.parameters}) > 1:
-        told = "is modelled for parameters of one dtype; choose fully_shard"
-        raise InputError("ddp.strategy", f"{strategy} {told}")
+        problem = "is modelled for parameters of one dtype; choose fully_shard"
+        raise InputError("ddp.strategy", f"{strategy} {problem}")
 
 
 def _padded(elements: int, divisor: int) -> int:
@@ -299,7 +299,7 @@ def _needed(model: Model, buckets: _Buckets) -> tuple[tuple[int, ...], ...]:
     if not model.forward_modules:
         return tuple((bucket,) for bucket in reversed(range(len(buckets))))
     of = {i: bucket for bucket, (members, _) in enumerate(buckets) for i in members}
-    own: dict[str, dict[int, None]] = {}
+    buckets_of: dict[str, dict[int, None]] = {}
     for i, parameter in enumerate(model.parameters):
-        own.setdefault(parameter.name.rpartition(".")[0], {})[of[i]] = None
-    return tuple(tuple(own.get(name, ())) for name in model.forward_modules)
+        buckets_of.setdefault(parameter.name.rpartition(".")[0], {})[of[i]] = None
+    return tuple(tuple(buckets_of.get(name, ())) for name in model.forward_modules)

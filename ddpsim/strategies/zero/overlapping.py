@@ -56,7 +56,7 @@ def assigned(
         return tuple((Piece(i % ranks, 0, len(bucket)),) for i, bucket in enumerate(buckets))
     most = sum(map(sum, buckets)) / ranks
     loads = [(0, rank) for rank in range(ranks)]  # a heap; of equal ranks the lowest comes first
-    found: list[tuple[Piece, ...]] = [()] * len(buckets)
+    assignment: list[tuple[Piece, ...]] = [()] * len(buckets)
     for i in sorted(range(len(buckets)), key=lambda i: sum(buckets[i])):
         cuts = _cuts(buckets[i], most)
         if len(cuts) > ranks:
@@ -70,8 +70,8 @@ def assigned(
         for (begin, end), (load, rank) in zip(cuts, taken, strict=True):
             heappush(loads, (load + sum(buckets[i][begin:end]), rank))
             pieces.append(Piece(rank, begin, end))
-        found[i] = tuple(sorted(pieces))
-    return tuple(found)
+        assignment[i] = tuple(sorted(pieces))
+    return tuple(assignment)
 
 
 def _cuts(bucket: Sequence[int], most: float) -> list[tuple[int, int]]:
@@ -119,18 +119,18 @@ class Updates:
     def of(self, buckets: Sequence[Bucket], assignment: Assignment) -> tuple[_Update, ...]:
         """The update of each bucket, in order."""
         done: dict[int, Launch] = {}
-        most, found = Launch(0, 0), []
+        most, updates = Launch(0, 0), []
         for bucket, pieces in zip(buckets, assignment, strict=True):
-            own = {piece.rank: self._launch(bucket, piece) for piece in pieces}
-            for rank, launch in own.items():
+            launches = {piece.rank: self._launch(bucket, piece) for piece in pieces}
+            for rank, launch in launches.items():
                 done[rank] = _added(done.get(rank, Launch(0, 0)), launch)
-            now = _largest([most, *(done[rank] for rank in own)])
+            now = _largest([most, *(done[rank] for rank in launches)])
             more = Launch(now.host_ns - most.host_ns, now.device_ns - most.device_ns)
             most = now
             parameters = max(piece.end - piece.begin for piece in pieces)
             sent = tuple(self._bytes(bucket, piece) for piece in pieces)
-            found.append(_Update(_largest(list(own.values())), more, parameters, sent))
-        return tuple(found)
+            updates.append(_Update(_largest(list(launches.values())), more, parameters, sent))
+        return tuple(updates)
 
     def share(self, buckets: Sequence[Bucket], assignment: Assignment) -> float:
         """What the rank with the most holds of the optimizer's state."""

@@ -34,15 +34,15 @@ def bucketed(order: Iterable[int], elements: Sequence[int], most: int) -> list[t
 
     A larger parameter has one of its own.
     """
-    found: list[list[int]] = []
+    buckets: list[list[int]] = []
     held = most
     for i in order:
-        if not found or held + elements[i] > most:
-            found.append([])
+        if not buckets or held + elements[i] > most:
+            buckets.append([])
             held = 0
-        found[-1].append(i)
+        buckets[-1].append(i)
         held += elements[i]
-    return [tuple(members) for members in found]
+    return [tuple(members) for members in buckets]
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Partition:
     def slices(self, members: Iterable[int]) -> list[Slice]:
         """The slices of a bucket; neighbours of one rank are one."""
         ends = list(accumulate(self.elements))
-        found: list[Slice] = []
+        slices: list[Slice] = []
         for i in members:
             for each in self._cut(ends[i] - self.elements[i], ends[i]):
-                if found and found[-1].rank == each.rank:
-                    each = Slice(each.rank, found.pop().elements + each.elements)  # noqa: PLW2901
-                found.append(each)
-        return found
+                if slices and slices[-1].rank == each.rank:
+                    each = Slice(each.rank, slices.pop().elements + each.elements)  # noqa: PLW2901
+                slices.append(each)
+        return slices
 
     def _cut(self, start: int, end: int) -> Iterator[Slice]:
         while start < end:

@@ -71,8 +71,8 @@ class ZeroRedundancy(Around):
         model, options = context.model, context.scenario.ddp.zero1
         parts = partition(model.parameters, context.scenario.cluster.world_size)
         optimizer = largest_part(model, parts, context.prices)
-        own = replace(context, model=replace(model, optimizer=optimizer))
-        super().__init__(DistributedDataParallel.of(own))
+        of_part = replace(context, model=replace(model, optimizer=optimizer))
+        super().__init__(DistributedDataParallel.of(of_part))
         self.broadcast, self.phases = "the broadcasts of updated parameters", _PHASES
         sizes = [[model.parameters[i].size_bytes for i in part] for part in parts]
         whole = [sum(part) for part in sizes]

@@ -60,12 +60,12 @@ class Step(NamedTuple):
 
     def rewritten(self, rewrite: Callable[[Operator], Iterable[Operator]]) -> Step:
         """With other operators in the place of each."""
-        known: dict[Row, Row] = {}
+        rewritten: dict[Row, Row] = {}
 
         def new(row: Row) -> Row:
-            if row not in known:
-                known[row] = tuple(part for one in row for part in rewrite(one))
-            return known[row]
+            if row not in rewritten:
+                rewritten[row] = tuple(part for one in row for part in rewrite(one))
+            return rewritten[row]
 
         return self._replace(
             forward=tuple(map(new, self.forward)),

@@ -51,8 +51,8 @@ def input_size_of(table: dict[str, Any], workload: Workload) -> int:
     key = size["key"] if size else None
     for other in ("seq_len", "image_size"):
         if other != key and getattr(workload, other) is not None:
-            told = f"its size is {key}" if key else "it was captured at one size"
-            raise InputError(f"workload.{other}", f"this model has no {other}; {told}")
+            words = f"its size is {key}" if key else "it was captured at one size"
+            raise InputError(f"workload.{other}", f"this model has no {other}; {words}")
     if not size:
         return 1
     given = getattr(workload, size["key"])

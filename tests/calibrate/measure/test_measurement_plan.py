@@ -80,7 +80,7 @@ def _measured(total_s: float) -> list[Task]:
         if share_s > 0 and least_s <= 1.5 * share_s and is_within:
             rounds = min(task.repetitions[1], max(task.repetitions[0], share_s / taken.whole_s - 3))
             budget.spent_s += (rounds + 3) * taken.whole_s
-            budget.known[task.series] = task.first.size_bytes, taken
+            budget.rounds[task.series] = task.first.size_bytes, taken
             found.append(task)
     return found
 
