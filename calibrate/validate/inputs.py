@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from calibrate.fit.estimates import SIGNIFICANT, adding_up, averaged, median_time
+from calibrate.fit.estimates import SIGNIFICANT, adding_up, averaged, median_time, profile_keys
 from calibrate.fit.profile import NOT_STATED
 from calibrate.records.rounds import Rounds, Runs, Steps, VariantSamples, rank_medians, slowest
 from calibrate.records.variant import DDP, SHARDED, Variant
-from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.profiles.cluster import ClusterProfile

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from calibrate.capture.capture import parameter_columns, render, tensor_columns
 from calibrate.files import FileName, check_writable, rescued
-from calibrate.fit.estimates import SIGNIFICANT, adding_up, median_time
+from calibrate.fit.estimates import SIGNIFICANT, adding_up, median_time, profile_keys
 from calibrate.measure.cluster.rounds import BesideAllReduces
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host.machine import keep_freed_memory
@@ -52,7 +52,6 @@ from calibrate.measure.model.training import (
 from calibrate.measure.ranks.job import Job, process_group, taking_part
 from calibrate.measure.ranks.launch import run_rank
 from calibrate.records.rounds import ModelOptions
-from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve

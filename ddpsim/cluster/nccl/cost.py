@@ -15,15 +15,17 @@ from typing import NamedTuple
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import StretchedCost, slowest_of
-from ddpsim.cluster.nccl.chunks import Cut, blocks, cut
-from ddpsim.cluster.nccl.figures import USUAL, Figures
-from ddpsim.cluster.nccl.graph import Graph
-from ddpsim.cluster.nccl.kernels import (
+from ddpsim.cluster.nccl.chunks import (
+    Cut,
+    blocks,
+    cut,
     in_a_tree_s,
     most_bytes_per_s,
     shared_s_per_byte,
     through_hosts_s,
 )
+from ddpsim.cluster.nccl.figures import USUAL, Figures
+from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tables import PROTOCOLS, tables
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us

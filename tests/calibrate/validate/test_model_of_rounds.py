@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from measured.made_rounds import BACKWARD, FORWARD, ONE, OPTIMIZER, beside_all_reduces, made_up
 
+from calibrate.fit.estimates import interference_exponent
 from calibrate.records.rounds import Beside, Rounds
 from calibrate.validate.inputs import model_profile, rank_factors
-from calibrate.validate.interference_exponent import interference_exponent
 
 
 def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:

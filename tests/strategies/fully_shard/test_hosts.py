@@ -17,7 +17,7 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.fully_shard.dtensors import dispatch_s, on_shards, operators
+from ddpsim.strategies.fully_shard.groups import dispatch_s, on_shards, operators
 from ddpsim.workload.model import Work
 
 US = 1e-6
