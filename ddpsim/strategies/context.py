@@ -11,7 +11,7 @@ from ddpsim.strategies.ddp.costs import Prices
 from ddpsim.strategies.model_work import ModelWork, with_additions
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, NormSum
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, Loop, NormSum
 from ddpsim.workload.model import BatchNorm, Model
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ class StrategyContext:
     def around_optimizer(self) -> AroundOptimizer:
         """What the training loop does before and after the optimizer."""
         workload, is_wrapped = self.scenario.workload, self.scenario.ddp.strategy == "zero1"
-        return AroundOptimizer.of(workload, self.model, self.prices, is_wrapped=is_wrapped)
+        return Loop(workload, self.model, self.prices, None, is_wrapped).around_optimizer()
 
     def around_shards(self, shards: Model, norm_sum: NormSum | None) -> AroundOptimizer:
         """What the loop does around the optimizer of one rank's part; the norm is of all ranks."""
         summed = norm_sum if self.scenario.cluster.world_size > 1 else None
-        return AroundOptimizer.of(self.scenario.workload, shards, self.prices, summed)
+        return Loop(self.scenario.workload, shards, self.prices, summed).around_optimizer()
 
     @property
     def all_reduces(self) -> AllReduces:

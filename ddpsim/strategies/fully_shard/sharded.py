@@ -74,29 +74,21 @@ class Sharded(Strategy):
         Parameters that are gathered, gradients that are not yet reduced, and what is sent. What is
         offloaded is on the host.
         """
+        most = self.memory_peak().total
         if self.offloads:
-            return ResidentBytes(0, 0, self._peak.total, 0)
+            return ResidentBytes(0, 0, most, 0)
         used = sum(parameter.size_bytes for parameter in model.used)
         gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
         optimizer = ceil(optimizer_bytes / self.mesh.ranks)
-        whole = max(0, self._peak.total - gradients)
-        return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
+        return ResidentBytes(self.shard_bytes, gradients, max(0, most - gradients), optimizer)
 
     def memory_peak(self) -> MemoryPeak:
         """See Strategy."""
-        return self._peak
+        return self._walked[0].held.peak()
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy."""
-        return self._walk
-
-    @cached_property
-    def _walk(self) -> MemoryWalk:
         return self._walked[0].held.walked()
-
-    @cached_property
-    def _peak(self) -> MemoryPeak:
-        return self._walked[0].held.peak()
 
     @cached_property
     def _walked(self) -> tuple[UnitStep, tuple[Instruction, ...]]:

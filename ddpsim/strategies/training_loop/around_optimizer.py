@@ -48,34 +48,26 @@ class AroundOptimizer(NamedTuple):
     before: tuple[Instruction, ...] = ()
     after: tuple[Instruction, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        workload: Workload,
-        model: Model,
-        prices: Prices,
-        norm_sum: NormSum | None = None,
-        *,
-        is_wrapped: bool = False,
-    ) -> AroundOptimizer:
-        """What a loop does that scales its loss, clips its gradients, or zeroes them.
-
-        `is_wrapped`: GradScaler does not see whether the optimizer is fused.
-        """
-        loop = _Loop(workload, model, prices, norm_sum, is_wrapped)
-        before = (*loop.unscaled(), *loop.clipped(), *loop.flagged(), *loop.read())
-        return cls(before, (*loop.read(), *loop.updated(), *loop.zeroed()))
-
 
 @dataclass(frozen=True)
-class _Loop:
-    """A step_time was measured with all of a loop's work: only the host's waits are added to it."""
+class Loop:
+    """A loop that scales its loss, clips its gradients, or zeroes them.
+
+    A step_time was measured with all of its work: only the host's waits are added to that.
+    `norm_sum`: how the norm is summed where each rank has a part of the gradients. `is_wrapped`:
+    GradScaler does not see whether the optimizer is fused.
+    """
 
     workload: Workload
     model: Model
     prices: Prices
     norm_sum: NormSum | None = None
     is_wrapped: bool = False
+
+    def around_optimizer(self) -> AroundOptimizer:
+        """What the loop does before and after its optimizer."""
+        before = (*self.unscaled(), *self.clipped(), *self.flagged(), *self.read())
+        return AroundOptimizer(before, (*self.read(), *self.updated(), *self.zeroed()))
 
     def unscaled(self) -> Iterator[Instruction]:
         """GradScaler.unscale_."""

@@ -296,13 +296,9 @@ class DeepSpeed(Strategy):
         doing = _Doing()
         return doing.held, tuple(doing.held.walk(self._instructions(doing)))
 
-    @cached_property
-    def _peak(self) -> MemoryPeak:
-        return self._walked[0].peak()
-
     def memory_peak(self) -> MemoryPeak:
         """See Strategy."""
-        return self._peak
+        return self._walked[0].peak()
 
     def memory_walk(self) -> MemoryWalk:
         """See Strategy."""
@@ -313,7 +309,7 @@ class DeepSpeed(Strategy):
 
         `buckets`: what else is held as the most is, found by walking the step.
         """
-        whole, most = self.part * self.ranks, self._peak.total
+        whole, most = self.part * self.ranks, self.memory_peak().total
         states = optimizer_bytes * _MASTER_BYTES // ITEM_BYTES[model.parameters[0].dtype]
         shards = self.part * _MASTER_BYTES + ceil(states / self.ranks)
         gradients = min(
