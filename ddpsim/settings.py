@@ -25,6 +25,12 @@ class Setting(NamedTuple):
         return f"{self.key}={self.value}"
 
 
+def setting(key: str, value: object) -> str:
+    """`key=value`, where YAML writes true, false and null for Python's own."""
+    is_word = value is None or isinstance(value, bool)
+    return f"{key}={'null' if value is None else str(value).lower() if is_word else value}"
+
+
 def split_values(text: str) -> list[str]:
     """Values between commas, those inside brackets and quotes apart; without spaces around."""
     parts, depth, quote = [""], 0, ""

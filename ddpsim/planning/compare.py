@@ -36,7 +36,8 @@ from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.other_strategies import other_strategies
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.set_aside import as_ddp, set_aside
-from ddpsim.scenario.workload import Optimizer, Workload
+from ddpsim.scenario.workload import Workload
+from ddpsim.settings import setting
 from ddpsim.units import format_duration
 from ddpsim.workload.numerics import other_numerics
 
@@ -47,6 +48,7 @@ _SOURCES = ("model", "profile", "trace", "parameters")
 _BUDGETS = (0.5, 0.8)  # of torch.compile's partitioner
 
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
+_Changed = tuple[Sequence[str], str]  # settings, and an effect other than time
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
 
@@ -245,10 +247,7 @@ def each_flag(document: Document) -> Iterator[Option]:
     scenario = parse(document)
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
-    workload = scenario.workload
-    others = (*_loops(workload), *_checkpoints(workload))
-    others = (*others, *_fine_tuned(workload), *_optimizers(workload.optimizer))
-    for settings, note in (*flags, *others):
+    for settings, note in (*flags, *_of_workload(scenario.workload)):
         yield option(document, *settings, note=note)
 
 
@@ -304,99 +303,88 @@ def _unlike(scenario: Scenario) -> str:
     return BUFFERS_DIFFER if scenario.ddp.broadcast_buffers else ""
 
 
-def _loops(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
-    """Batch norms without other ranks, and no barriers."""
+def _others(key: str, own: object, *values: object, note: str = "") -> Iterator[_Changed]:
+    """A key with each of some values that is not its own; a switch with the other one."""
+    yield from (([setting(key, each)], note) for each in values or (True, False) if each != own)
+
+
+def _of_workload(workload: Workload) -> Iterator[_Changed]:
+    """Batch norms without other ranks, no barriers, other checkpoints, adapters and optimizers."""
     if workload.sync_batch_norm:
         yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
     if workload.barrier_every:
         yield ["workload.barrier_every=null"], ""
-
-
-def _checkpoints(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
-    """Other activation checkpointing, where a model has some and its step is estimated."""
-    if workload.checkpointing is None or workload.measured_by:
-        return
-    for budget in _BUDGETS if workload.compile else ():
-        if workload.checkpointing.memory_budget != budget:
-            yield [f"workload.checkpointing={{memory_budget: {budget}}}"], ""
-    for word, options in WORDS.items():
-        if workload.checkpointing != options:
-            yield [f"workload.checkpointing={word}"], ""
-
-
-def _fine_tuned(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
-    """The whole model trained, and other types of a frozen base, where the step is estimated."""
-    if workload.measured_by:
-        return
-    if workload.frozen:
-        yield ["workload.frozen=[]"], "another training"
-    if workload.lora is None:
-        return
-    yield ["workload.lora=null"], "another training"
-    bases = (None, *BASES) if workload.precision == "bf16" else ()
-    for base in bases:
-        if workload.lora.base != base:
-            yield [f"workload.lora.base={base or 'null'}"], "the base is rounded" if base else ""
-
-
-def _optimizers(own: Optimizer) -> Iterator[tuple[Sequence[str], str]]:
-    """With the other kernels that torch has for it, and AdamW in place of one without moments."""
-    if own.name != "adafactor":
-        yield [f"workload.optimizer.fused={str(not own.fused).lower()}"], ""
-    if own.by_parameter:
+    if not workload.measured_by:
+        yield from _of_estimated(workload)
+    optimizer = workload.optimizer
+    if optimizer.name != "adafactor":
+        yield from _others("workload.optimizer.fused", optimizer.fused)
+    if optimizer.by_parameter:
         yield ["workload.optimizer=adamw"], "another training"
 
 
-def _of_another_strategy(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
+def _of_estimated(workload: Workload) -> Iterator[_Changed]:
+    """Other activation checkpointing and fine-tuning, where a model has some."""
+    if own := workload.checkpointing:
+        for budget in _BUDGETS if workload.compile else ():
+            if own.memory_budget != budget:
+                yield [f"workload.checkpointing={{memory_budget: {budget}}}"], ""
+        for word, options in WORDS.items():
+            if own != options:
+                yield [f"workload.checkpointing={word}"], ""
+    if workload.frozen:
+        yield ["workload.frozen=[]"], "another training"
+    if lora := workload.lora:
+        yield ["workload.lora=null"], "another training"
+        if workload.precision == "bf16":
+            yield from _others("workload.lora.base", lora.base, None)
+            yield from _others("workload.lora.base", lora.base, *BASES, note="the base is rounded")
+
+
+def _of_another_strategy(ddp: Ddp) -> Iterator[_Changed]:
     """DDP instead, and Megatron's other type of gradients."""
     yield as_ddp(ddp), "another training" if ddp.local_sgd else ""
     if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
-        on = not ddp.shards.grad_reduce_in_bf16
-        yield [f"ddp.distributed_optimizer.grad_reduce_in_bf16={str(on).lower()}"], ""
+        key = "ddp.distributed_optimizer.grad_reduce_in_bf16"
+        yield from _others(key, ddp.shards.grad_reduce_in_bf16)
 
 
-def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
+def _flags(scenario: Scenario) -> Iterator[_Changed]:
     ddp = scenario.ddp
     if not ddp.is_ddp:
         yield from _of_another_strategy(ddp)
         return
     if ddp.strategy == "zero1":
-        yield from ((settings, "") for settings in _of_zero1(ddp.zero1 or ZeroRedundancy()))
-    toggles: tuple[tuple[str, str], ...] = (
-        ("gradient_as_bucket_view", ""),
-        ("static_graph", ""),
-        ("find_unused_parameters", ""),
-        ("broadcast_buffers", BUFFERS_DIFFER),
-    )
+        yield from _of_zero1(ddp.zero1 or ZeroRedundancy())
+    for key in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
+        yield from _others(f"ddp.{key}", getattr(ddp, key))
+    yield from _others("ddp.broadcast_buffers", ddp.broadcast_buffers, note=_unlike(scenario))
     if scenario.workload.compile:
-        toggles = (*toggles, ("optimize_ddp", ""))
-    for key, price in toggles:
-        on = not getattr(ddp, key)
-        yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
+        yield from _others("ddp.optimize_ddp", ddp.optimize_ddp)
     if ddp.reduced_again:
         yield ["ddp.reduced_again=null"], ""
     for hook in ("none", "allreduce", *scenario.cluster.device.two_byte_hooks):
         if hook != ddp.comm_hook:
             yield hook_settings(ddp, hook), ""
-    for cap in (*_CAPS_MB, "default"):
-        if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
-            yield [f"ddp.bucket_cap_mb={cap}"], ""
+    cap = "default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb
+    yield from _others("ddp.bucket_cap_mb", cap, *_CAPS_MB, "default")
 
 
-def _of_zero1(own: ZeroRedundancy) -> Iterator[Sequence[str]]:
+def _of_zero1(own: ZeroRedundancy) -> Iterator[_Changed]:
     """Other options of ZeroRedundancyOptimizer."""
     if own.overlap_with_ddp:
-        yield [f"{_ZERO1}=null"]
-        yield from ([f"{_ZERO1}.hook={hook}"] for hook in ZERO_HOOKS if hook != own.hook)
-        yield [f"{_ZERO1}.shard_buckets={str(not own.shard_buckets).lower()}"]
+        yield [f"{_ZERO1}=null"], ""
+        yield from _others(f"{_ZERO1}.hook", own.hook, *ZERO_HOOKS)
+        yield from _others(f"{_ZERO1}.shard_buckets", own.shard_buckets)
         return
     view = f"{_ZERO1}.parameters_as_bucket_view"
-    yield [f"{view}={str(not own.parameters_as_bucket_view).lower()}"]
+    yield from _others(view, own.parameters_as_bucket_view)
     drops = [f"{view}=false"] if own.parameters_as_bucket_view else []
-    yield from ([*drops, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}"] for hook in ZERO_HOOKS)
+    for hook in ZERO_HOOKS:
+        yield [*drops, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}"], ""
 
 
-def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
+def _accumulation(ddp: Ddp) -> Iterator[_Changed]:
     each = [ALL_REDUCE_EACH] if ddp.sharding.all_reduce_last_only else []
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
@@ -404,6 +392,6 @@ def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
             yield [f"ddp.accumulation_steps={steps}", *only], "another global batch"
     reduces = ddp.is_ddp or ddp.shards_model or ddp.strategy == "per_parameter"
     if ddp.accumulation_steps > 1 and reduces:
-        yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}", *each], ""
+        yield [setting("ddp.no_sync", not ddp.no_sync), *each], ""
     if ddp.accumulation_steps > 1 and ddp.strategy == "hsdp" and not each:
         yield ["ddp.no_sync=false", ALL_REDUCE_EACH.replace("false", "true")], ""

@@ -21,6 +21,7 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.set_aside import as_ddp
 from ddpsim.scenario.workload import Workload
+from ddpsim.settings import setting
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 from ddpsim.workload.numerics import keeps_numerics
@@ -56,10 +57,8 @@ class _Change:
 
     @classmethod
     def of(cls, why: str, path: str, value: Any) -> _Change:
-        """A change whose value YAML writes as Python does, but for true, false and null."""
-        written = {None: "null", True: "true", False: "false"}
-        is_word = value is None or isinstance(value, bool)
-        return cls(why, (f"{path}={written[value] if is_word else value}",))
+        """Return a change of one key."""
+        return cls(why, (setting(path, value),))
 
 
 class _Trials:

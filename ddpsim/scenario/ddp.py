@@ -48,7 +48,7 @@ OF_STRATEGIES = {  # sections of options, and whose they are
     "bucket_groups": ("naive_flat",),
 }
 OF_HOOKS = {"power_sgd": "powerSGD", "top_k": "top_k", "post_local_sgd": "post_localSGD"}
-_OF_DDP_ALONE = (
+OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("bucket_order", "broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
     *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp", "reduced_again"),
@@ -306,7 +306,7 @@ class Ddp(Spec):
         renamed["broadcast_buffers"] = renamed.pop("forward_sync_buffers")
         return renamed
 
-    @field_validator(*_OF_DDP_ALONE)
+    @field_validator(*OF_DDP_ALONE)
     @classmethod
     def _of_ddp_alone(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")

@@ -33,7 +33,7 @@ def document(*settings: str) -> Document:
     return load(ROOT / "scenarios" / "gpt2-xl-hsdp.yaml", [*FEW, *settings])
 
 
-@pytest.mark.parametrize("base", [(), AS_DDP])
+@pytest.mark.parametrize("base", [(), AS_DDP, (*AS_DDP, "ddp.bucket_order=reversed")])
 def test_every_way_can_be_simulated_from_any_of_them(base: tuple[str, ...]) -> None:
     own = document(*base)
     ways = shardings(parse(own))

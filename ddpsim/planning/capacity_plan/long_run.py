@@ -27,6 +27,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.options.training_loop import CheckpointWrite
 from ddpsim.scenario.schema import Scenario
+from ddpsim.settings import setting
 from ddpsim.units import format_bytes_per_s, format_long_duration
 from ddpsim.wording import counted
 
@@ -283,7 +284,7 @@ def _setting(scenario: Scenario, path: str, value: Any) -> str:
         value = format_bytes_per_s(value)
     elif path.endswith("_s"):
         value = f"{value:g} s"
-    return f"{'.'.join(names)}={str(value).lower() if isinstance(value, bool) else value}"
+    return setting(".".join(names), value)
 
 
 def _sources(scenario: Scenario) -> Iterator[Provenance]:
