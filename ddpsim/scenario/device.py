@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from ddpsim.errors import shown
 from ddpsim.files import json_of, read_regular
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Fraction, Spec
-from ddpsim.scenario.links import InterNode, IntraNode, link_of_preset
+from ddpsim.scenario.links import InterNode, IntraNode, as_stated
 from ddpsim.scenario.quantity import (
     Bandwidth,
     Duration,
@@ -288,32 +289,10 @@ def _preset_device(value: Any) -> dict[str, Any]:
     return _of_table(name, catalog.device_table(name))
 
 
-def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
+def _of_table(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """A preset's or a file's figures in SI units as a scenario would state them."""
-    plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
-    optional = (
-        *("convolution_efficiency", "published_steps", "architecture", "optimizer_efficiency"),
-        *("multiprocessors", "measured", "peer_to_peer"),
-    )
-    device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
-    rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
-    links = {
-        key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table
-    }
-    stated: dict[str, Any] = {
-        "name": name,
-        "peak_flops": rates,
-        "memory": f"{table['memory_bytes']!r} B",
-        "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
-        "kernel_floor": f"{table['kernel_floor_s']!r} s",
-        "launch": f"{table['launch_s']!r} s",
-        "operator": f"{table['operator_s']!r} s",
-    }
-    if "cache_bytes" in table:
-        stated["cache"] = f"{table['cache_bytes']!r} B"
-    if "bridge_bytes_per_s" in table:
-        stated["bridge_bandwidth"] = f"{table['bridge_bytes_per_s']!r} B/s"
-    return device | stated | links
+    bridge = {"bridge_bandwidth_bytes_per_s": table.get("bridge_bytes_per_s")}
+    return as_stated(Device, {**table, **bridge, "name": name})
 
 
 class Machine(Spec):
@@ -348,13 +327,4 @@ def read_machine(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
     name = catalog.resolve("machine", value)
-    table = catalog.machine_table(name)
-    keys = (
-        *("device", "gpus_per_node", "nvlink_domain", "cpu_vendor", "nccl_env", "network_sigma"),
-        "sources",
-    )
-    kept = {key: table[key] for key in keys if key in table}
-    links = {
-        key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table
-    }
-    return kept | {"name": name} | links
+    return as_stated(Machine, {**catalog.machine_table(name), "name": name})

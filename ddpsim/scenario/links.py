@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -29,6 +30,8 @@ _TCP_TO_BYTES_PER_S = 3.125e9
 _RDMA_FROM_BYTES_PER_S = 12.5e9
 
 _AnyLink = TypeVar("_AnyLink", bound="_Link")
+# of attributes, by how their names end
+_UNITS = {"_flops_per_s": "FLOP/s", "_bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}
 LinkKind = Literal["intra_node", "inter_node"]
 _StepLatency = Annotated[
     Duration | None,
@@ -221,21 +224,19 @@ def refuse_gpu_direct_of_tcp(stated: InterNode | None, link: IntraNode | InterNo
         )
 
 
-def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
-    """A link of a preset's table, as a scenario would state it."""
-    plain: dict[str, Any] = {
-        key: link[key]
-        for key in ("nics_per_node", "transport", "path", "gpu_direct", "connections")
-        if key in link
-    }
-    rates: dict[str, Any] = {
-        key: f"{link[f'{key}_bytes_per_s']!r} B/s"
-        for key in ("bandwidth", "switch_bandwidth", "flow_bandwidth")
-        if f"{key}_bytes_per_s" in link
-    }
-    times = {
-        key: f"{link[f'{key}_s']!r} s"
-        for key in ("latency", "message_overhead", "tuner_latency")
-        if f"{key}_s" in link
-    }
-    return {**rates, **times, **plain}
+def as_stated(section: type[Spec], table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table in SI units says of a section's keys, as a scenario would state it."""
+    links: dict[str, type[Spec]] = {"intra_node": IntraNode, "inter_node": InterNode}
+    stated: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        value = table.get(name, table.get(key))
+        unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
+        if value is None:
+            continue
+        if name in links:
+            value = as_stated(links[name], value)
+        elif unit and isinstance(value, Mapping):
+            value = {each: f"{figure!r} {unit}" for each, figure in value.items()}
+        stated[key] = f"{value!r} {unit}" if unit and not isinstance(value, Mapping) else value
+    return stated
