@@ -24,7 +24,6 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.progress import Stage, stage
-from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import BUFFERS_DIFFER, Change, Comparison
 from ddpsim.result.model import Brief
 from ddpsim.scenario.ddp import OF_HOOKS, Ddp
@@ -140,7 +139,9 @@ def _side(option: Option, parts: Parts) -> tuple[Option, _Side | DdpsimError]:
 def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:
     title, settings, note = option.title, option.settings, option.note
     if isinstance(option.scenario, Scenario):
-        others = [*_other_inputs(first.job.scenario, option.scenario), *_other_types(first, other)]
+        others = [*_other_inputs(first.job.scenario, option.scenario)]
+        if isinstance(other, _Side):
+            others += other_numerics(*((s.job.scenario, s.job.model) for s in (first, other)))
         note = ", ".join(part for part in (note, *others) if part)
     if isinstance(other, DdpsimError):
         return Change(title, settings, note=note, problem=other.reason)
@@ -179,19 +180,12 @@ def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
         yield "other GPUs"
 
 
-def _other_types(first: _Side, other: _Side | DdpsimError) -> Iterator[str]:
-    """In which types the same model is trained otherwise."""
-    if isinstance(other, DdpsimError):
-        return
-    ours, theirs = ((side.job.scenario, side.job.model) for side in (first, other))
-    yield from other_numerics(ours, theirs)
-
-
 def _steps_s(sides: Sequence[_Side], told: Stage) -> _Steps:
     """Every side's step without noise, as it is and with each uncertain term at its edges."""
     known: _Steps = {}
     for side in sides:
-        asked = [_UNCHANGED, *_edges(uncertainties(side.job))]
+        known_terms = uncertainties(side.job).items()
+        asked = [_UNCHANGED, *((term, f) for term, each in known_terms for f in edges(each))]
         steps_s = side.job.steps_s([{term: factor} for term, factor in asked])
         known |= {(id(side), *each): step_s for each, step_s in zip(asked, steps_s, strict=True)}
         told.advance(0.5)
@@ -199,11 +193,6 @@ def _steps_s(sides: Sequence[_Side], told: Stage) -> _Steps:
 
 
 _UNCHANGED = ("compute", 1.0)
-
-
-def _edges(known: Mapping[str, Uncertainty]) -> Iterator[tuple[str, float]]:
-    for term, uncertainty in known.items():
-        yield from ((term, factor) for factor in edges(uncertainty))
 
 
 def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple[float, float]:

@@ -157,9 +157,10 @@ def _briefs(
     from ddpsim.engine.batch import run_many  # noqa: PLC0415 -- numpy, which steps do without
 
     steps = run_many([job.request() for job in jobs], lambda part: advance((1 - _BUILT) * part))
-    return tuple(_brief(job, step, parts) for job, step in zip(jobs, steps, strict=True))
-
-
-def _brief(job: Job, step: SteadyStep, parts: Parts) -> Brief:
-    ranks, compute_only_s = job.scenario.cluster.world_size, job.compute_only_s()
-    return step.brief(job.scenario.samples_per_rank, ranks, compute_only_s, parts.memory(job))
+    return tuple(
+        step.brief(
+            *(job.scenario.samples_per_rank, job.scenario.cluster.world_size),
+            *(job.compute_only_s(), parts.memory(job)),
+        )
+        for job, step in zip(jobs, steps, strict=True)
+    )

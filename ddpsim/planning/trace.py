@@ -45,8 +45,12 @@ def trace(
         wanted = list(timeline.ranks)
     first = 0 if warmup else timeline.warmup
     known = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
-    usual = _usual(scenario) if steps is None else 0
-    shown = range(first, first + _shown(steps, known, usual))
+    if steps is None:  # three, or all until a step with an average, or a read loss, comes again
+        steps = min(known, _MOST_STEPS, max(_STEPS, resolve(scenario).program.strategy.period))
+    elif steps != "all" and steps > known:
+        reason = f"the run has {known} to show: at most {known}, or set run.iterations"
+        raise InputError("--steps", reason)
+    shown = range(first, first + (known if steps == "all" else steps))
     return Traced(
         timeline,
         wanted,
@@ -110,23 +114,6 @@ def sample_ranks(nodes: Sequence[range]) -> list[int]:
         others = sorted(set(range(world_size)) - set(chosen))
         chosen += _spread(others, SAMPLED - 1 - len(chosen))
     return sorted(chosen)
-
-
-def _usual(scenario: Scenario) -> int:
-    """Three, or all until a step with an average, or a loss that is read, comes again."""
-    return min(_MOST_STEPS, max(_STEPS, resolve(scenario).program.strategy.period))
-
-
-def _shown(steps: int | Literal["all"] | None, known: int, usual: int) -> int:
-    if steps is None:
-        return min(usual, known)
-    if steps == "all":
-        return known
-    if steps > known:
-        raise InputError(
-            "--steps", f"the run has {known} to show: at most {known}, or set run.iterations"
-        )
-    return steps
 
 
 def _spread(values: Sequence[int], count: int) -> list[int]:

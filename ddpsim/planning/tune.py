@@ -224,7 +224,8 @@ class _Search:
     def _fits(self, brief: Brief) -> bool:
         if brief.memory_bytes_per_gpu.total > self._limit_bytes(brief):
             return False
-        samples, wanted = _samples(brief), self.limits.global_batch
+        wanted = self.limits.global_batch
+        samples = brief.throughput_samples_per_s * brief.iteration_time_s.mean  # of a step
         return wanted is None or round(samples) == wanted
 
     def told(self, settings: tuple[str, ...]) -> _Choice | None:
@@ -245,14 +246,11 @@ class _Search:
                 except ScenarioError as error:
                     self._refuse(settings, error)
         if scenarios:
-            self._simulate_all(scenarios)
+            with stage("combinations", len(scenarios)) as told:
+                # only those with the same micro-batches can share a simulation
+                for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
+                    self._simulate(dict(alike), told, self._best if self.choices else None)
         return [choice for settings in wanted if (choice := self._found[settings])]
-
-    def _simulate_all(self, scenarios: Mapping[tuple[str, ...], Scenario]) -> None:
-        """Those with the same micro-batches together: only they can share a simulation."""
-        with stage("combinations", len(scenarios)) as told:
-            for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
-                self._simulate(dict(alike), told, self._best if self.choices else None)
 
     def _simulate(
         self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage, best: Best | None
@@ -362,11 +360,6 @@ class _Search:
             if known := self.simulated([settings]):
                 found[cap] = known[0]
         return found
-
-
-def _samples(brief: Brief) -> float:
-    """Of a step."""
-    return brief.throughput_samples_per_s * brief.iteration_time_s.mean
 
 
 def _micro_batches(scenario: Scenario) -> tuple[int, int]:

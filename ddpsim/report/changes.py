@@ -47,7 +47,10 @@ def render_comparison(comparison: Comparison) -> Iterator[str]:
     yield from warned(comparison.warnings)
     yield ""
     known = [change for change in comparison.changes if not change.problem]
-    yield from _table(sorted(known, key=lambda change: (not change.fits, change.change_s)))
+    ordered = sorted(known, key=lambda change: (not change.fits, change.change_s))
+    figures = f"{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
+    rows = [(change.title, _row(change)) for change in ordered]
+    yield from named_rows("option", rows, figures, _FIGURES)
     yield ""
     yield from _best(comparison)
     yield from labelled(
@@ -57,7 +60,9 @@ def render_comparison(comparison: Comparison) -> Iterator[str]:
     )
     yield from noted_noise(comparison.noise)
     yield from settings_of_names((change.title, change.settings) for change in known)
-    yield from _notes(known)
+    if any(verdict(change).endswith("?") for change in known):
+        yield from labelled("?", "the difference is not larger than what is uncertain about it")
+    yield from listed("note", by_text({change.title: change.note for change in known}))
     yield from _new_warnings(known, comparison.warnings)
     failed = {change.title: change.problem for change in comparison.changes if change.problem}
     yield from listed("impossible", by_text(failed))
@@ -72,12 +77,6 @@ def _best(comparison: Comparison) -> Iterator[str]:
     rate = rate_in_words(samples_per_s, tokens_per_s)
     amount = amount_in_words(samples_per_s, tokens_per_s, comparison.gpus)
     yield from labelled("best", f"{best.title}: {rate}, {amount}; it fits, and trains the same")
-
-
-def _table(changes: Sequence[Change]) -> Iterator[str]:
-    figures = f"{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
-    rows = [(change.title, _row(change)) for change in changes]
-    yield from named_rows("option", rows, figures, _FIGURES)
 
 
 def _row(change: Change) -> str:
@@ -132,13 +131,6 @@ def signed_bytes(size_bytes: int) -> str:
     if size_bytes == 0:
         return "0"
     return f"{'-' if size_bytes < 0 else '+'}{format_bytes(abs(size_bytes))}"
-
-
-def _notes(changes: Sequence[Change]) -> Iterator[str]:
-    """What comes with options that no time says, and what a question mark means."""
-    if any(verdict(change).endswith("?") for change in changes):
-        yield from labelled("?", "the difference is not larger than what is uncertain about it")
-    yield from listed("note", by_text({change.title: change.note for change in changes}))
 
 
 def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from ddpsim.provenance import Provenance
 from ddpsim.report.lines import columns, indented, labelled, screen_width
 from ddpsim.result.model import (
     BucketTimes,
@@ -13,7 +12,6 @@ from ddpsim.result.model import (
     Estimate,
     IntervalSource,
     MemoryPeak,
-    PredictionInterval,
     Result,
     StartUp,
 )
@@ -54,8 +52,11 @@ def sources(result: Result) -> Iterator[str]:
         yield from labelled("", f"{kept} (max_memory_reserved)")
     yield from _start_up(result.start_up)
     yield from _warm_up(result)
-    yield from _inputs(result.provenance)
-    yield from _interval_sources(result.prediction_interval_s)
+    inputs = [(entry.trust, f"{entry.input}: {entry.source}") for entry in result.provenance]
+    yield from columns("inputs", inputs)
+    interval = result.prediction_interval_s
+    moving = [each for each in (interval.sources if interval else ()) if each.width_s > 0]
+    yield from columns("interval", [(each.input, effect(each), each.basis) for each in moving])
     if result.estimate:
         yield from _estimate(result.estimate)
 
@@ -165,25 +166,6 @@ def _start_up(start_up: StartUp | None) -> Iterator[str]:
         said.append(f"NCCL's communicator in {low} to {high} (published for other clusters)")
     if said:
         yield from labelled("start-up", f"once, not in the step: {'; '.join(said)}")
-
-
-def _inputs(provenance: Sequence[Provenance]) -> Iterator[str]:
-    """What each input is, and how it is known."""
-    yield from columns(
-        "inputs", [(entry.trust, f"{entry.input}: {entry.source}") for entry in provenance]
-    )
-
-
-def _interval_sources(interval: PredictionInterval | None) -> Iterator[str]:
-    """What the interval allows for, how far it moves the step, and on what grounds."""
-    moving = [source for source in (interval.sources if interval else ()) if _moves(source)]
-    yield from columns(
-        "interval", [(source.input, effect(source), source.basis) for source in moving]
-    )
-
-
-def _moves(source: IntervalSource) -> bool:
-    return source.width_s > 0
 
 
 def _estimate(estimate: Estimate) -> Iterator[str]:

@@ -159,7 +159,10 @@ class Question:
 
     def time_s(self, scenario: Scenario, step_s: float) -> float:
         """Seconds of all steps, with the pauses between them."""
-        return self.steps(scenario) * (step_s + _paused_s(scenario))
+        workload = scenario.workload
+        if workload.evaluation or workload.checkpoint_write:
+            step_s += paused_s(pauses_of(resolve(scenario)))
+        return self.steps(scenario) * step_s
 
     def steps(self, scenario: Scenario) -> int:
         """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
@@ -222,13 +225,6 @@ def _check_currency(budget: Money, price: Money | None) -> None:
             "budget",
             f"is in {budget.currency}, the price in {price.currency}; write both in one currency",
         )
-
-
-def _paused_s(scenario: Scenario) -> float:
-    """A step's share of evaluations and checkpoints."""
-    workload = scenario.workload
-    has_pauses = workload.evaluation or workload.checkpoint_write
-    return paused_s(pauses_of(resolve(scenario))) if has_pauses else 0.0
 
 
 def gpu_hours(gpus: int, time_s: float) -> float:

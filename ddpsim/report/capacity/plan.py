@@ -45,7 +45,8 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         *_table(plan),
         "",
         *_trust(plan),
-        *_next(plan, file, settings),
+        *labelled("next", "what bounds the step there, and what would ease it"),
+        *command(file, settings, sized(plan)),
     ]
 
 
@@ -76,7 +77,9 @@ def _costs(plan: CapacityPlan, size: Capacity) -> str:
     """`21.3 h, 511 GPU-hours, 1,278 USD`."""
     hours, cost = size.billed
     said = f"{format_long_duration(size.calendar_s[0])}, {format_number(hours)} GPU-hours"
-    return said if cost is None or not plan.price else f"{said}, {_money(cost, plan)}"
+    if cost is None or not plan.price:
+        return said
+    return f"{said}, {format_number(cost)} {plan.price.currency}"
 
 
 def _cost_edges(plan: CapacityPlan) -> str:
@@ -86,10 +89,6 @@ def _cost_edges(plan: CapacityPlan) -> str:
         return ""
     low, high = map(format_number, edges)
     return f", {low} to {high} {plan.price.currency}"
-
-
-def _money(amount: float, plan: CapacityPlan) -> str:
-    return f"{format_number(amount)} {plan.price.currency if plan.price else ''}"
 
 
 def limit_in_words(limit: Money) -> str:
@@ -162,14 +161,14 @@ def _why(plan: CapacityPlan) -> str:
         "the fastest"
     )
     ideal = format_long_duration(answer.time_s * answer.scaling_efficiency)
-    more = f", {'and ' if budget else ''}--max-gpus tries more" if _is_last(plan) else ""
+    more = (
+        f", {'and ' if budget else ''}--max-gpus tries more"
+        if answer.gpus == plan.sizes[-1].gpus
+        else ""
+    )
     if plan.left_out:
         more = "; others were left out, see below"
     return f"{most} (at 100 % efficiency it would take {ideal}){more}"
-
-
-def _is_last(plan: CapacityPlan) -> bool:
-    return plan.answer.gpus == plan.sizes[-1].gpus
 
 
 def _fewest(plan: CapacityPlan) -> str:
@@ -333,11 +332,6 @@ def _held(plan: CapacityPlan) -> str:
 def _per_rank(size: Capacity) -> str:
     steps = size.accumulation_steps
     return f"{size.batch_per_rank:,}" + (f" x {steps:,} micro-batches" if steps > 1 else "")
-
-
-def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[str]:
-    yield from labelled("next", "what bounds the step there, and what would ease it")
-    yield from command(file, settings, sized(plan))
 
 
 def sized(plan: CapacityPlan) -> list[str]:

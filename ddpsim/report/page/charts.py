@@ -16,7 +16,6 @@ from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison, Sensitivity, Tuning
 from ddpsim.result.diagnosis import WORTH_SAYING, Diagnosis
 from ddpsim.result.sweep import Point, Sweep
-from ddpsim.settings import Setting
 
 LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
 _DAY_S = 86400.0
@@ -149,7 +148,8 @@ def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
     series: dict[str, list[Point]] = {}
     for point in sweep.points:
         if point.brief:
-            series.setdefault(_labels(point.settings[len(keys) :]), []).append(point)
+            label = shown(", ".join(map(str, point.settings[len(keys) :])))
+            series.setdefault(label, []).append(point)
     lines = [
         _line(name, points, len(keys), colour)
         for (name, points), colour in zip(series.items(), cycle(_SERIES), strict=False)
@@ -238,10 +238,6 @@ def _ticks(low: float, high: float) -> dict[str, list[float]]:
         return {}
     decades = range(floor(log10(low)), ceil(log10(high)))
     return {"tickvals": [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]}
-
-
-def _labels(settings: Sequence[Setting]) -> str:
-    return shown(", ".join(map(str, settings)))
 
 
 def shown(text: str) -> str:

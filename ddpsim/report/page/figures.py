@@ -52,11 +52,12 @@ def _sweep(board: Storyboard) -> dict[str, Any]:
         "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
         "hovertemplate": "step: %{y:.4~g} ms<extra></extra>",
     }
+    unit = f", {board.dial.unit}" if board.dial.unit else ""
     layout = {
         "barmode": "stack",
         "height": 420,
         "legend": LEGEND_BELOW,
-        "xaxis": {"title": {"text": _dial_words(board)}, "type": "category"},
+        "xaxis": {"title": {"text": f"{board.dial.short_key}{unit}"}, "type": "category"},
         "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
     }
     return {"data": [*bars, step], "layout": layout}
@@ -114,11 +115,6 @@ def _throughput_edges(result: Result) -> tuple[float, float]:
         return rate, rate
     samples = rate * result.iteration_time_s.mean
     return samples / interval.high, samples / interval.low
-
-
-def _dial_words(board: Storyboard) -> str:
-    unit = board.dial.unit
-    return f"{board.dial.short_key}, {unit}" if unit else board.dial.short_key
 
 
 def _memory(board: Storyboard) -> dict[str, Any]:
