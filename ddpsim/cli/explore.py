@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpsim.cli.typer_app import Settings, app, input_errors
+from ddpsim.cli.typer_app import Settings, app, completion, input_errors
 
 if TYPE_CHECKING:
     from ddpsim.explore.answer import Given
 
 _PORT = 8642  # a page that stays open finds the server again where this one is free
-
-
-def _complete_lesson(incomplete: str) -> list[str]:
-    from ddpsim.explore.lessons import lesson_names
-
-    return [name for name in lesson_names() if name.startswith(incomplete)]
 
 
 @app.command(rich_help_panel="Predict")
@@ -34,7 +28,7 @@ def explore(
         str | None,
         typer.Option(
             help="Begin with a lesson: overlap, buckets, no_sync, ring or straggler.",
-            autocompletion=_complete_lesson,
+            autocompletion=completion("ddpsim.explore.lessons", "lesson_names"),
         ),
     ] = None,
     host: Annotated[

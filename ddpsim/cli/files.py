@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpsim.cli.typer_app import Settings, app, input_errors, parsed
+from ddpsim.cli.typer_app import Settings, app, check_new, completion, input_errors, parsed
 
 if TYPE_CHECKING:
     from ddpsim.result.requirements import Requirement
-import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from ddpsim.cli.typer_app import check_new
-
-
-def _presets(incomplete: str) -> list[str]:
-    from ddpsim.scenario.starters import presets
-
-    return [name for name in presets() if name.startswith(incomplete)]
 
 
 @app.command(rich_help_panel="Files")
 def init(
     preset: Annotated[
         str | None,
-        typer.Argument(help="Name of a scenario; none lists them.", autocompletion=_presets),
+        typer.Argument(
+            help="Name of a scenario; none lists them.",
+            autocompletion=completion("ddpsim.scenario.starters", "presets"),
+        ),
     ] = None,
     into: Annotated[
         Path | None,

@@ -14,7 +14,7 @@ from ddpsim.cli.typer_app import (
     Settings,
     app,
     check_output,
-    complete_machine,
+    completion,
     input_errors,
     parsed,
 )
@@ -162,7 +162,8 @@ def collective(
     machine: Annotated[
         str | None,
         typer.Option(
-            help="A machine preset instead, such as dgx-h100.", autocompletion=complete_machine
+            help="A machine preset instead, such as dgx-h100.",
+            autocompletion=completion("ddpsim.scenario.catalog", "machine_names"),
         ),
     ] = None,
     op: Annotated[

@@ -119,10 +119,12 @@ def _written(write: Callable[[Sweep], None], found: Sweep) -> None:
 
 def _sweep_writer(output: Path, file: Path, document: Document) -> Callable[[Sweep], None]:
     """How to write a sweep to a file, by its suffix, known to work before the sweep begins."""
+    from importlib.util import find_spec
+
     from ddpsim.files import write_atomically
     from ddpsim.report.sweep import render_csv, render_parquet
 
-    if output.suffix == ".parquet" and not _importable("polars"):
+    if output.suffix == ".parquet" and find_spec("polars") is None:
         raise typer.BadParameter(
             "Parquet needs polars: pip install 'ddpsim[parquet]'", param_hint="-o"
         )
@@ -152,12 +154,6 @@ def _drawer(document: Document) -> Callable[[Sweep], str]:
         return answer_page(surer.name, sweep_charts(surer), render_sweep(surer))
 
     return page
-
-
-def _importable(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
 
 
 def _swept(

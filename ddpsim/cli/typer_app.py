@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
@@ -83,6 +84,16 @@ File = Annotated[
 ]
 
 
+def completion(module: str, names: str) -> Callable[[str], list[str]]:
+    """Complete a word to one of the names that a function of a module returns."""
+
+    def begin_so(incomplete: str) -> list[str]:
+        known = getattr(import_module(module), names)()
+        return [name for name in known if name.startswith(incomplete)]
+
+    return begin_so
+
+
 def _complete_setting(incomplete: str) -> list[str]:
     """Keys of a scenario; of a key that takes a name, the names (where the shell keeps `=`)."""
     from ddpsim.scenario import catalog
@@ -97,13 +108,6 @@ def _complete_setting(incomplete: str) -> list[str]:
     )
     found = [f"{key}={n}" for n in catalog.spellings(kind)] if equals and named else all_keys()
     return [each for each in found if each.startswith(incomplete)]
-
-
-def complete_machine(incomplete: str) -> list[str]:
-    """Machines whose names begin so."""
-    from ddpsim.scenario.catalog import spellings
-
-    return [name for name in spellings("machine") if name.startswith(incomplete)]
 
 
 def once_each(settings: list[str] | None) -> list[str] | None:

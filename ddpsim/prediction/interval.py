@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import exp, hypot, sqrt
 from typing import NamedTuple
 
@@ -110,7 +109,7 @@ def prediction_interval(
     """
     base_s = step_s()
     sources = [
-        _effect(term, uncertainty, mean_s / base_s, base_s, partial(_stretched, step_s, term))
+        _effect(term, uncertainty, mean_s / base_s, base_s, step_s)
         for term, uncertainty in uncertainties.items()
     ]
     sources = _as_device_or_host(sources, step_s, uncertainties, mean_s / base_s)
@@ -209,21 +208,17 @@ def edges(uncertainty: Uncertainty) -> tuple[float, float]:
     return 1 / high, high
 
 
-def _stretched(step_s: Callable[..., float], term: str, factor: float) -> float:
-    return step_s(**{term: factor})
-
-
 def _effect(
     term: str,
     uncertainty: Uncertainty,
     scale: float,
     base_s: float,
-    step_s: Callable[[float], float],
+    step_s: Callable[..., float],
 ) -> IntervalSource:
     """The step with one input low and high, each at its edge of the 80 % range."""
     low, high = edges(uncertainty)
-    low_s = max(0.0, base_s - step_s(low)) * scale
-    high_s = max(0.0, step_s(high) - base_s) * scale
+    low_s = max(0.0, base_s - step_s(**{term: low})) * scale
+    high_s = max(0.0, step_s(**{term: high}) - base_s) * scale
     edges_said = f"{low - 1:.0%} / {high - 1:+.0%}" if high < _MANY_TIMES else f"/ or x {high:.3g}"
     basis = f"input {edges_said}: {uncertainty.basis}"
     return IntervalSource(_INPUTS[term], low_s, high_s, basis)

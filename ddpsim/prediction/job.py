@@ -305,15 +305,13 @@ class Job:
         )
         jitter = (spread,) if self.observed_s else ()
         others = times_provenance(self.scenario, self.node_times)
+        loaders = "" if self.program.loader else ", and no data loader is waited for"
+        alike = Provenance("ranks", f"all equally fast{loaders}", "assumed")
+        equal = (alike,) if self.ranks_taken_as_equal else ()
         return (
             *(*self.model.provenance, *others, *self.network.provenance),
-            *(*known, *jitter, costs, *loop_provenance(self.scenario), *self._taken_as_equal()),
+            *(*known, *jitter, costs, *loop_provenance(self.scenario), *equal),
         )
-
-    def _taken_as_equal(self) -> Iterator[Provenance]:
-        if self.ranks_taken_as_equal:
-            loaders = "" if self.program.loader else ", and no data loader is waited for"
-            yield Provenance("ranks", f"all equally fast{loaders}", "assumed")
 
     def warnings(self, step_s: float) -> tuple[str, ...]:
         """What a reader must know before trusting the answer, whose mean step takes `step_s`."""

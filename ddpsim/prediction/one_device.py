@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -175,17 +175,11 @@ def _of_a_rank(job: Job) -> Work:
 
 def _optimizer(program: Program) -> Work:
     """What a rank's optimizer takes in a steady step."""
-    works = list(_optimizer_works(program))
+    every = (work for step in program.steady_period for work in step.works)
+    works = [work for work in every if work.kind == "optimizer"]
     steps = program.strategy.period * NS_PER_S
-    device_ns, host_ns = (sum(column) for column in zip(*works, strict=True)) if works else (0, 0)
+    device_ns, host_ns = sum(work.device_ns for work in works), sum(work.host_ns for work in works)
     return Work(device_ns / steps, 0, host_ns / steps)
-
-
-def _optimizer_works(program: Program) -> Iterator[tuple[int, int]]:
-    for step in program.steady_period:
-        for each in step.works:
-            if each.kind == "optimizer":
-                yield each.device_ns, each.host_ns
 
 
 def _sent_back(job: Job) -> list[Communicate]:

@@ -212,8 +212,11 @@ def _checkpoints(job: Job) -> Iterator[Pause]:
     if not (asked := scenario.workload.checkpoint_write):
         return
     cluster = scenario.cluster
-    size_bytes = round(asked.size_bytes or _checkpoint_bytes(scenario, job.model))
-    writers = scenario.sharding_ranks if scenario.ddp.shards_model else 1
+    writers, model = scenario.sharding_ranks if scenario.ddp.shards_model else 1, job.model
+    state_bytes = optimizer_state_bytes(scenario.workload.optimizer, model.used)
+    buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
+    computed_bytes = (model.gradient_bytes + state_bytes) / writers + buffers_bytes
+    size_bytes = round(asked.size_bytes or computed_bytes)
     nic_bytes_per_s = _node_bytes_per_s(job)
     moved_s = _moved_s(asked, size_bytes, writers, cluster.gpus_per_node, nic_bytes_per_s)
     read_s = _moved_s(asked, size_bytes, cluster.world_size, cluster.gpus_per_node, nic_bytes_per_s)
@@ -274,14 +277,6 @@ def _every(job: Job, every: int | Literal["auto"], pause: Pause) -> int:
         )
     interval_s = best_interval_s(pause.time_s, 1 / failures_per_s)
     return max(1, round(interval_s / step_s), ceil(pause.write_s / step_s))
-
-
-def _checkpoint_bytes(scenario: Scenario, model: Model) -> float:
-    """Parameters, the optimizer's state and buffers that one rank writes."""
-    state_bytes = optimizer_state_bytes(scenario.workload.optimizer, model.used)
-    writers = scenario.sharding_ranks if scenario.ddp.shards_model else 1
-    buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
-    return (model.gradient_bytes + state_bytes) / writers + buffers_bytes
 
 
 def cost_provenance(scenario: Scenario) -> Provenance:

@@ -44,7 +44,8 @@ def resolve(
         try:
             return build()
         except InputError as error:
-            problems.append(_located(error, document))
+            here = Problem("scenario", error.key, error.message)
+            problems.append(document.blame(error) if document else here)
             return None
 
     model = attempt(lambda: parts.model(scenario))
@@ -130,9 +131,3 @@ def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario
     if profile is None or profile.jitter is None or scenario.run.jitter is not None:
         return scenario
     return scenario.having("run", jitter=Jitter(sigma=profile.jitter.iteration_sigma))
-
-
-def _located(error: InputError, document: Document | None) -> Problem:
-    if document is None:
-        return Problem("scenario", error.key, error.message)
-    return document.blame(error)

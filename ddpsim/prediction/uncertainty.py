@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpsim.prediction.interval import (
     COMPILED,
@@ -33,12 +32,12 @@ from ddpsim.units import format_duration
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
 
-if TYPE_CHECKING:
-    from ddpsim.importers.profiles.cluster import Overheads
+_OF_COPIES = "how copies vary from record to record of the profile"
 
 
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
     """How wrong the terms of `Job.step_s` may be, those that are known to be."""
+    copies = job.overheads and job.overheads.sigma
     terms = {
         "compute": _of_compute(job),
         "host": _of_host(job),
@@ -46,7 +45,7 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
         "interference_exponent": _of_exponent(job),
-        "overheads": _of_overheads(job.overheads),
+        "overheads": Uncertainty(copies, _OF_COPIES) if copies else None,
     }
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
 
@@ -145,9 +144,3 @@ def _of_exponent(job: Job) -> Uncertainty | None:
         return None
     sigma = min(1.0, known.stderr / known.value)
     return Uncertainty(sigma, "the standard error in workload.profile")
-
-
-def _of_overheads(known: Overheads | None) -> Uncertainty | None:
-    if not known or not known.sigma:
-        return None
-    return Uncertainty(known.sigma, "how copies vary from record to record of the profile")

@@ -93,7 +93,8 @@ class SteadyStep:
     ) -> Brief:
         """The figures of the step, in seconds."""
         count = len(self.lengths_ns)
-        times = _distribution(self.lengths_ns)
+        lengths_s = [length_ns / NS_PER_S for length_ns in self.lengths_ns]
+        times = Distribution(self.mean_s, *(percentile(lengths_s, p) for p in (10, 50, 90)))
         per_gpu = samples_per_rank / times.mean
         return Brief(
             times,
@@ -105,12 +106,6 @@ class SteadyStep:
             world_size=world_size,
             memory_bytes_per_gpu=memory,
         )
-
-
-def _distribution(lengths_ns: Sequence[int]) -> Distribution:
-    lengths_s = [length_ns / NS_PER_S for length_ns in lengths_ns]
-    mean_s = sum(lengths_ns) / len(lengths_ns) / NS_PER_S
-    return Distribution(mean_s, *(percentile(lengths_s, p) for p in (10, 50, 90)))
 
 
 def steady_steps(timeline: Timeline) -> list[Step]:
@@ -147,7 +142,8 @@ def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
     """Build the result of a simulation; `known`: its figures that no timeline tells."""
     slowest = timeline.slowest_rank
     warmup, steady = _steps(timeline)
-    typical, communicating = typical_step(steady), typical_step(_communicating(steady))
+    most = max(len(step.comm) for step in steady)  # some strategies send nothing in others
+    communicating = typical_step([step for step in steady if len(step.comm) == most])
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
     lengths, comm_ns = [step.length_ns for step in steady], sum(step.comm_ns() for step in steady)
     brief = SteadyStep(lengths, comm_ns, breakdown.exposed_comm).brief(
@@ -165,7 +161,7 @@ def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
         bottleneck=_bottleneck(breakdown, slowest, timeline.late_peers_ns, steady, context),
         critical_path=tuple(
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
-            for link in typical.critical_path()
+            for link in typical_step(steady).critical_path()
         ),
         stragglers=(),
         warmup_s=tuple(step.length_ns / NS_PER_S for step in shown_warmup),
@@ -177,12 +173,6 @@ def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
 def typical_step(steps: list[Step]) -> Step:
     """The step of median length (the lower of the two in the middle)."""
     return sorted(steps, key=lambda step: step.length_ns)[(len(steps) - 1) // 2]
-
-
-def _communicating(steps: list[Step]) -> list[Step]:
-    """The steps with the most collectives: some strategies send nothing in others."""
-    most = max(len(step.comm) for step in steps)
-    return [step for step in steps if len(step.comm) == most]
 
 
 def _mean(ticks: int, steps: list[Step]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,7 +190,9 @@ class Sweep(Tabled):
         """One flat row a point: its settings, then its figures in SI units."""
         best, front = self.best, self.front
         return [
-            dict(point.settings) | _figures(point) | _marks(point, best, front)
+            dict(point.settings)
+            | _figures(point)
+            | {"best": point is best, "front": any(point is other for other in front)}
             for point in self.points
         ]
 
@@ -268,7 +270,3 @@ def _figures(point: Point) -> dict[str, Any]:
         for name, path in _FIGURES.items()
     }
     return figures | {"problem": point.problem}
-
-
-def _marks(point: Point, best: Point | None, front: Sequence[Point]) -> dict[str, bool]:
-    return {"best": point is best, "front": any(point is other for other in front)}

@@ -437,7 +437,12 @@ class TraceEvents:
         """The steps: from ProfilerStep, or else each from one optimizer's last step to the next."""
         marked = [op for op in self.ops if op.name.startswith("ProfilerStep#")]
         if marked:
-            self._check_apart(marked)
+            # each event is then of few steps, and reading takes time in proportion to the file
+            if sum(op.end_us - op.start_us for op in marked) > 2 * spans_of(marked).length:
+                raise ImportFailedError(
+                    self.name,
+                    "its steps (ProfilerStep) overlap; record one process with one profiler",
+                )
             return [Window(op.name, op.start_us, op.end_us) for op in marked]
         # when each step's last optimizer ended: none follows before the next gradient
         every_us = sorted(op.end_us for op in self.ops if op.name.startswith(OPTIMIZER_STEP))
@@ -454,13 +459,6 @@ class TraceEvents:
             )
         spans = pairwise([self.ops[0].start_us, *ends_us])
         return [Window(f"step {i}", start, end) for i, (start, end) in enumerate(spans, 1)]
-
-    def _check_apart(self, steps: Sequence[Event]) -> None:
-        """Each event is then of few steps, and reading takes time in proportion to the file."""
-        if sum(op.end_us - op.start_us for op in steps) > 2 * spans_of(steps).length:
-            raise ImportFailedError(
-                self.name, "its steps (ProfilerStep) overlap; record one process with one profiler"
-            )
 
     @cached_property
     def main(self) -> int | str:

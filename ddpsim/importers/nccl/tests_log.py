@@ -234,12 +234,6 @@ def _program_of(line: Line) -> str | None:
     return found[1] if found else None
 
 
-def _operation_called(experiment: str) -> str | None:
-    """The collective of an experiment's name in JSON; None: it is none of nccl-tests'."""
-    called = "".join(filter(str.isalnum, experiment)).lower()
-    return _CALLED.get(called.removesuffix("perf"))
-
-
 def _check_program(name: str, line: int, program: object, operation: Operation) -> None:
     """Raise ImportFailedError where the program that ran, or its path, is another test's."""
     match = _PROGRAM.match(PurePath(str(program)).name)
@@ -577,7 +571,8 @@ def _json_row(name: str, index: int, row: Any, operation: Operation) -> _Row:
         raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
     if "time" not in in_place:
         raise _processors_time(name, 0, f"{here} has no time")
-    other = _operation_called(str(row.get("experiment_name", "")))
+    called = "".join(filter(str.isalnum, str(row.get("experiment_name", "")))).lower()
+    other = _CALLED.get(called.removesuffix("perf"))  # None: it is none of nccl-tests'
     if other and other != operation:
         raise _is_another(name, 0, f"{here} is of {other}", operation)
     _check_operation(name, 0, here, row.get("redop"), row.get("root", ""), operation)
