@@ -32,7 +32,7 @@ class _Group(TyperGroup):
     """Commands that refuse an option's value in our own words: typer's are pydantic's."""
 
     def invoke(self, ctx: Any) -> Any:
-        """As typer does."""
+        """Runs the command; tells a refused option in ddpsim's own words."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

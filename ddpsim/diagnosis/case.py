@@ -119,12 +119,12 @@ class Case:
 
     @property
     def scenario(self) -> Scenario:
-        """As stated."""
+        """The scenario as stated."""
         return self.job.scenario
 
     @property
     def cluster(self) -> Cluster:
-        """As stated."""
+        """The cluster as stated."""
         return self.job.scenario.cluster
 
     @property
@@ -173,7 +173,7 @@ class Case:
 
     @cached_property
     def prediction(self) -> Result:
-        """Of the scenario as stated."""
+        """Predicts the scenario as stated."""
         return predict(self.stated)
 
     @cached_property

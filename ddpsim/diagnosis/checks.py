@@ -112,7 +112,7 @@ def _bits(check: Check, case: Case, suspects: Sequence[Suspect]) -> float:
 
 
 def _without_data(predicted: Predicted) -> str:
-    """Of a step that trains on one batch."""
+    """Asks for a step that trains on one batch."""
     shorter_s = predicted.step_s - predicted.data_wait_s
     return "no shorter" if _ALIKE * shorter_s > predicted.step_s else "shorter"
 

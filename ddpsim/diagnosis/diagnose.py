@@ -241,7 +241,7 @@ class _Diagnosing:
         return [each for each in asked(self.case) if each.key not in left_out]
 
     def _found(self, told: Stage) -> dict[str, _Found]:
-        """Those that can apply, by key; without those that explain no more than nothing does."""
+        """Hypotheses that can apply, by key, without those that explain no more than nothing."""
         asked, told.ended = self._asked_together(told), 2
         near = {each.key: known for each in asked if (known := self._near(each))}
         if near:
@@ -279,7 +279,7 @@ class _Diagnosing:
         return _Found(hypothesis, found)
 
     def _distance(self, values: Array) -> float:
-        """Of predictions from what was measured, in standard deviations of the noise."""
+        """Distance of predictions from what was measured, in standard deviations of the noise."""
         return float(np.linalg.norm((values - self.seen.logs) / self.seen.noise))
 
     def _is_shown(self, hypothesis: Hypothesis) -> bool:
@@ -302,7 +302,7 @@ class _Diagnosing:
             return None
 
     def _changes(self, hypothesis: Hypothesis, size: float) -> list[Change]:
-        """Of each measurement's case."""
+        """Gives the change of each measurement's case."""
         return [_change(hypothesis, case, size) for case in self.cases]
 
     def _own_step(self) -> int | None:

@@ -22,7 +22,7 @@ _NAMED, _FROM_TIMES = 0.99, 0.95
 
 
 def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
-    """Those that the scenario has an opinion of."""
+    """Lists the facts of a log that the scenario has an opinion of."""
     per_node = case.cluster.gpus_per_node
 
     def is_within(each: Connection) -> bool:

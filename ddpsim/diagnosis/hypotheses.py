@@ -16,7 +16,7 @@ UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 
 
 def asked(case: Case) -> list[Hypothesis]:
-    """Those that can apply to a case."""
+    """Lists the hypotheses that can apply to a case."""
     return [each for each in HYPOTHESES if each.sizes(case)]
 
 

@@ -91,7 +91,7 @@ def _uses_rdma(case: Case) -> bool:
 
 
 def _over_sockets(case: Case, _: float) -> Change:
-    """The same NICs by TCP."""
+    """Sends by TCP over the NICs that the scenario states."""
     is_rdma = case.inter is not None and case.inter.transport == "rdma"
     return Change(
         ("cluster.nccl_env.NCCL_IB_DISABLE=1",) if is_rdma else case.inter_node(transport="tcp")

@@ -84,7 +84,7 @@ class Changed:
         return cls(job, {**case.factors, **factors}, case.parts, equal, longer)
 
     def stretched(self, term: str, factor: float) -> Changed:
-        """The same with one term longer still."""
+        """Gives this change with one term longer still."""
         return replace(self, factors={**self.factors, term: self._factor(term) * factor})
 
     def seconds(self, measurement: Measurement, pace: float) -> float:
@@ -102,7 +102,7 @@ class Changed:
         return duration_ns(cost.transfer("all_reduce", measurement.size_bytes or 0)) / NS_PER_S
 
     def steps(self, quantity: Quantity) -> list[CalmStep]:
-        """Those that `seconds` needs simulated."""
+        """Lists the steps that `seconds` needs simulated."""
         usual: CalmStep = self.job, self.factors
         without_sync = [usual, (self.longer, self.factors)] if self.longer else []
         has_loader = self.job.program.loader is not None

@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 
 
 class Bandwidths(NamedTuple):
-    """Of a row, as printed; `where` begins a message, and is empty where `line` says it."""
+    """Bandwidths of a row as printed; `where` begins a message, empty where `line` says it."""
 
     algbw: str
     busbw: str

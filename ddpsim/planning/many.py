@@ -52,7 +52,7 @@ class Best:
     sample_s: float = inf
 
     def hear(self, brief: Brief) -> None:
-        """Of one more job."""
+        """Takes note of one more job."""
         if self.fits(brief):
             self.sample_s = min(self.sample_s, 1 / brief.throughput_samples_per_s)
 
@@ -67,7 +67,7 @@ def attempt_many(
     advance: Callable[[float], None] = lambda _: None,
     best: Best | None = None,
 ) -> tuple[Brief | AtLeast | DdpsimError, ...]:
-    """As `simulate_many`, with an error in place of each scenario that cannot be simulated.
+    """Does what `simulate_many` does, with an error in place of each scenario that it refuses.
 
     With `best` none is simulated that cannot be among the best, by the least that its step takes:
     those that take the least by this come first.
@@ -124,7 +124,7 @@ def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[i
 
 
 def _least(job: Job, parts: Parts) -> Brief:
-    """Of the shortest step that a job can take; nobody asks for its scaling."""
+    """Sums up the shortest step that a job can take; nobody asks for its scaling."""
     from ddpsim.engine.least import least_step_s  # noqa: PLC0415 -- numpy, which steps do without
 
     least_ns = max(1, floor(least_step_s(job.request()) * NS_PER_S))

@@ -96,7 +96,7 @@ def write_traces(traced: Traced, folder: Path, *, compressed: bool = False) -> W
 
 
 def _gzipped(content: bytes) -> bytes:
-    """The same bytes for the same content: no date, no name."""
+    """Compresses to bytes that depend on the content alone: no date, no name."""
     packed = BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
         file.write(content)

@@ -205,7 +205,7 @@ class _Search:
 
     @property
     def choices(self) -> list[_Choice]:
-        """Those that can be simulated."""
+        """Choices that can be simulated."""
         return [choice for choice in self._found.values() if choice]
 
     @property

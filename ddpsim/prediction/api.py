@@ -270,7 +270,7 @@ def summed_up(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
 
 
 def _ranks_of(mesh: Mesh, group: str, rank: int) -> str:
-    """Those of a rank's group: 0-7, or 0,8,16,24."""
+    """Names the ranks of a rank's group: 0-7, or 0,8,16,24."""
     ranks = mesh.members(cast("ProcessGroup", group), rank)
     if len(ranks) > 1 and ranks.step == 1:
         return f"{ranks[0]}-{ranks[-1]}"
@@ -289,7 +289,7 @@ def _limit_of(job: Job, collective: CommSpan) -> str:
 def _estimate(
     job: Job, result: Result, interval: PredictionInterval, known: Mapping[str, Uncertainty]
 ) -> Estimate | None:
-    """Of a step whose device's and host's work is estimated."""
+    """Tells how sure a step is whose device's and host's work is estimated."""
     if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
         return None
     share, sigma = job.host_share, known["compute"].sigma

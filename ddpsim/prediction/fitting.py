@@ -1,4 +1,4 @@
-"""Where a job does not fit a GPU's memory: the fewest changes that make it fit, simulated.
+"""Finds the fewest changes, simulated, that make a job fit a GPU's memory.
 
 All of them leave the global batch as it is: gradients as views of buckets, activation
 checkpointing, smaller micro-batches, sharding of the optimizer or of everything, and sharded
@@ -223,7 +223,7 @@ def _checkpoints(way: _Way) -> _Way | None:
 
 
 def _micro_batches(way: _Way) -> _Way | None:
-    """As many as fit, or the smallest there are."""
+    """Splits the batch into as few micro-batches as fit, or into the smallest there are."""
     scenario = way.scenario
     if scenario.cluster.algorithm == "data_parallel" or scenario.workload.batch_per_rank == 1:
         return None

@@ -90,7 +90,7 @@ class Job:
         return self.steps_s([factors])[0]
 
     def steps_s(self, variants: Sequence[Mapping[str, float]]) -> list[float]:
-        """The same of each variant, simulated side by side where nobody has asked before."""
+        """Gives `step_s` of each variant, simulated side by side where nobody has asked before."""
         asked, known_s = [stretching(factors) for factors in variants], self.known_steps_s
         new = [each for each in dict.fromkeys(asked) if each not in known_s]
         steps_s = mean_steps_s([self.calm_request(**dict(each)) for each in new])
@@ -248,7 +248,7 @@ class Job:
 
     @property
     def bucket_names(self) -> dict[int, tuple[str, str]]:
-        """Of each bucket of a steady step its first parameter's name and its last's."""
+        """Gives the names of the first and the last parameter of each bucket of a steady step."""
         strategy, known = self.program.strategy, self.model.parameters
         buckets = enumerate(strategy.buckets(strategy.kind(self.program.warmup)))
         ends = {index: (bucket.parameters[0], bucket.parameters[-1]) for index, bucket in buckets}
@@ -291,7 +291,7 @@ class Job:
         return [cluster.device, *(device for device in others if device)]
 
     def provenance(self) -> tuple[Provenance, ...]:
-        """Where every input came from."""
+        """Tells the origin of every input."""
         costs = cost_provenance(self.scenario)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
@@ -360,7 +360,7 @@ class Job:
         return self.scenario.cluster.device.kind == "gpu"
 
     def _warnings_of_stalls(self) -> Iterator[str]:
-        """Where the run is too short to hold a usual number of them."""
+        """Warns of a run too short to hold a usual number of stalls."""
         stalls, run_options = self.scenario.run.stalls, self.scenario.run
         if stalls is None:
             return
@@ -373,7 +373,7 @@ class Job:
             )
 
     def _warnings_of_bursts(self, step_s: float) -> Iterator[str]:
-        """Where the run ends before another job's traffic has come and gone a few times."""
+        """Warns of a run that ends before another job's traffic has come and gone a few times."""
         background, iterations = self.scenario.cluster.background, self.scenario.run.iterations
         if background is None or background.every_s is None:
             return
@@ -387,7 +387,7 @@ class Job:
 
 
 def with_ddp_key(scenario: Scenario) -> str:
-    """Where the step under DDP on one device is."""
+    """Names the key of the step under DDP on one device."""
     stated = scenario.workload.step_time
     return "workload.step_time.with_ddp" if stated else "workload.profile.with_ddp_s"
 

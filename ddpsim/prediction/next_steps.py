@@ -118,7 +118,7 @@ class _Trials:
 
 
 def _easing(job: Job, result: Result) -> Iterator[NextStep]:
-    """The first change that helps of each group against the bottleneck, the largest gain first."""
+    """Yield the first change that helps of each group, the one that gains most first."""
     kind, noise = result.bottleneck.kind, _noise(job.scenario)
     late = kind == "communication" and 2 * result.skew_s > result.exposed_comm_s
     if noise and (late or kind == "stragglers"):
@@ -170,7 +170,7 @@ def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
 
 
 def _best(trials: _Trials, changes: Sequence[_Change]) -> Iterator[_Change]:
-    """Of changes that leave the training as it is; nothing where to try them takes long."""
+    """Yields the best of changes that leave the training alone, unless trying them takes long."""
     if trials.result.engine.ranks_simulated <= _QUICK_RANKS:
         yield trials.in_order(changes)[0]
 
@@ -254,7 +254,7 @@ def _less_compute(trials: _Trials) -> Iterator[_Change]:
 
 
 def _faster_layers(workload: Workload) -> Iterator[_Change]:
-    """Of a zoo model; one without such layers refuses the change."""
+    """Yields faster layers of a zoo model; one without such layers refuses the change."""
     if workload.model and workload.memory_format != "channels_last":
         why = "convolutions in channels_last"
         yield _Change.of(why, "workload.memory_format", "channels_last")

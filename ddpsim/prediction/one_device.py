@@ -92,7 +92,7 @@ def times_as_priced(
 
 
 def _crossing(step_s: Callable[[float], float], wanted_s: float, low: float, high: float) -> float:
-    """Where a step that grows with its argument, mostly linearly, takes as long as wanted."""
+    """Finds the argument of a step as long as wanted; the step grows with it, mostly linearly."""
     low_s, high_s = step_s(low), step_s(high)
     middle = high
     for attempt in range(_TRIES):

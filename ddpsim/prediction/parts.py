@@ -50,7 +50,7 @@ class Parts:
         return built
 
     def of_another_question(self) -> Parts:
-        """The same, but for how jobs leave their ranks, which steps of later ones begin from."""
+        """Copies these parts, but for how jobs leave their ranks, which later steps begin from."""
         other = Parts()
         other._kept = {kind: kept for kind, kept in self._kept.items() if kind != "lasting"}
         return other
@@ -91,7 +91,7 @@ class Parts:
         )
 
     def stretched_programs(self, program: Program) -> dict[Stretch, Program]:
-        """The same loop with times of its own, by factors: of all jobs with this program."""
+        """Loops with times of their own, by factors, which all jobs with this program share."""
         return self.get("stretched programs", (id(program), program), dict)
 
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:

@@ -116,7 +116,7 @@ def training_of(
 
 
 def mfu_of(scenario: Scenario, model: Model, step_s: float) -> float | None:
-    """Of the model's FLOPs and the peak of its arithmetic; None where devices differ."""
+    """MFU by the model's FLOPs and the peak of its arithmetic; None where devices differ."""
     cluster = scenario.cluster
     if model.flops is None or any(other.device for other in (cluster.other_nodes or {}).values()):
         return None
@@ -170,7 +170,7 @@ def _one_nic_of_many(cluster: Cluster) -> Iterator[str]:
 
 
 def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
-    """Where the rates between host and device are from."""
+    """Tells the origin of the rates between host and device."""
     workload, staged = scenario.workload, format_bytes_per_s(STAGED_BYTES_PER_S)
     if copied := workload.input_copy:
         rate = format_bytes_per_s(input_rate(copied, scenario.cluster.device))

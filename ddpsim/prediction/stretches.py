@@ -57,7 +57,7 @@ def _stretch(term: str, step_s: Callable[[float], float], measured_s: float) -> 
 
 
 def _between(low: float, high: float, below_s: float, above_s: float) -> float:
-    """Where a line through both ends meets the measured step, but not at an end."""
+    """The point at which a line through both ends meets the measured step, but not at an end."""
     least, most = low * (1 + _EXACT / 2), high / (1 + _EXACT / 2)
     met = low + (high - low) * below_s / (below_s - above_s)
     return min(max(met, least), most)

@@ -118,7 +118,7 @@ def _what(measured: Measured) -> str:
 
 
 def _causes(diagnosis: Diagnosis) -> Iterator[str]:
-    """Of a healthy job the others in one line each, without what would help against them."""
+    """Yields the lines of each cause; of a healthy job one each, without what would help."""
     label = "likely"
     for cause in _shown(diagnosis):
         yield from labelled(label, f"{cause.probability:.0%} {cause.text}")

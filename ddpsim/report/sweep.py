@@ -196,7 +196,7 @@ def render_csv(sweep: Sweep) -> str:
 
 
 def render_parquet(sweep: Sweep) -> bytes:
-    """The same rows as Parquet; raises ImportError without the extra `parquet`."""
+    """Writes the rows of a sweep as Parquet; raises ImportError without the extra `parquet`."""
     file = BytesIO()
     sweep.to_polars().write_parquet(file)
     return file.getvalue()

@@ -92,7 +92,7 @@ class Overlap:
 
     @property
     def under_kernels(self) -> float | None:
-        """As HTA has it: the part of communication during which a compute kernel runs."""
+        """HTA's overlap: the part of communication during which a compute kernel runs."""
         hidden_ns = self.comm_ns - self.exposed_ns - self.idle_comm_ns
         return hidden_ns / self.comm_ns if self.comm_ns else None
 
@@ -127,7 +127,7 @@ class Traced:
         return node, rank - self.first_ranks[node]
 
     def overlap(self, rank: int) -> Overlap:
-        """Of one rank, over the steps shown."""
+        """Sums up the communication of one rank over the steps shown."""
         steps = self._lanes(rank).steps
         return Overlap(
             sum(step.comm_ns() for step in steps),
@@ -306,7 +306,7 @@ class _Lanes:
         return range(first, first + 1 + max((thread for thread, _ in self.threaded), default=-1))
 
     def arrows(self) -> Iterator[_Arrow]:
-        """Of each bucket: the work that made it ready, its all-reduce, its copy back."""
+        """Joins each bucket's work that made it ready, its all-reduce and its copy back."""
         threads = {span: thread for thread, span in self.threaded}
         for step in self.steps:
             works = [(s.end_ns, s.start_ns) for s in step.compute if s.kind in _WORK]

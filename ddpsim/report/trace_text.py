@@ -17,7 +17,7 @@ _HTA = "HolisticTraceAnalysis"
 
 @dataclass(frozen=True)
 class Written:
-    """Where a trace was written, with sizes in bytes.
+    """Paths of a trace that was written, with sizes in bytes.
 
     `others`: files in the ranks' folder that HTA will read as well.
     """

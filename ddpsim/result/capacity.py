@@ -140,7 +140,7 @@ class Capacity:
 
     @property
     def paid_gpus(self) -> int:
-        """Those of the job and of its spare nodes."""
+        """GPUs of the job and of its spare nodes."""
         return self.long_run.paid_gpus if self.long_run else self.gpus
 
     @property
@@ -281,6 +281,6 @@ class CapacityPlan(Tabled):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""
+        """Gives JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""
         plain: dict[str, Any] = rounded(asdict(self))
         return {"schema": PLAN_SCHEMA, "knee_efficiency": KNEE_EFFICIENCY, **plain}

@@ -86,7 +86,7 @@ class Comparison(Tabled):
         return f"<Comparison of {self.name}: {counted(len(self.changes), 'change')}{said}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.comparison/1`)."""
+        """Gives JSON's types (schema `ddpsim.comparison/1`)."""
         changes = [asdict(change) | {"is_sure": change.is_sure} for change in self.changes]
         return {"schema": "ddpsim.comparison/1", **rounded(asdict(self) | {"changes": changes})}
 
@@ -121,7 +121,7 @@ class Explanation(Drawn):
         return f"<Explanation of {self.result!r}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.explanation/1`)."""
+        """Gives JSON's types (schema `ddpsim.explanation/1`)."""
         plain = asdict(self)
         result = plain.pop("result")
         keys = ("name", "iteration_time_s", "bottleneck", "warnings")
@@ -166,7 +166,7 @@ class Tuning(Drawn):
         return f"<Tuning of {self.name}: {said}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.tuning/1`)."""
+        """Gives JSON's types (schema `ddpsim.tuning/1`)."""
         changes = {
             key: asdict(change) | {"is_sure": change.is_sure}
             for key, change in (("pick", self.pick), ("fastest", self.fastest))

@@ -47,6 +47,6 @@ class CollectiveTable:
     against: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.collective/1`)."""
+        """Gives JSON's types (schema `ddpsim.collective/1`)."""
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
         return {"schema": SCHEMA, **asdict(self), "rows": rows}

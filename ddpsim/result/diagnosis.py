@@ -164,7 +164,7 @@ class Diagnosis(Drawn):
         return f"<Diagnosis of {self.name}: {first.probability:.0%} {first.text}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""
+        """Gives JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""
         plain = rounded(asdict(self))
         return {"schema": DIAGNOSIS_SCHEMA, **plain, "healthy": self.is_healthy}
 

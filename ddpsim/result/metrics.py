@@ -78,7 +78,7 @@ class Step:
         return self.end_ns - self.start_ns
 
     def moved(self, by_ns: int) -> Step:
-        """The same step, so many ticks later."""
+        """Gives the step that happens so many ticks later."""
         return Step(
             self.start_ns + by_ns,
             self.end_ns + by_ns,
@@ -89,7 +89,7 @@ class Step:
         )
 
     def breakdown(self) -> BreakdownNs:
-        """Where the compute lane's time went; waiting for a hook's own work is `other`."""
+        """Divides the compute lane's time by what it went to; a hook's own waits are `other`."""
         return self._breakdown
 
     @cached_property
@@ -290,7 +290,7 @@ def overlap_ns(some: Iterable[Interval], others: Iterable[Interval]) -> int:
 
 
 def _common_ns(some: Sequence[Interval], others: Sequence[Interval]) -> int:
-    """The same of intervals that are in order and do not overlap."""
+    """Sums up what two lists have in common, each in order and without overlaps."""
     if not others:
         return 0
     common_ns, other = 0, 0

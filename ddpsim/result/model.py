@@ -249,7 +249,7 @@ MemoryWalk = tuple[tuple[int, HeldBytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """Where in a step a strategy that shards holds most, in words, and what that is in bytes.
+    """The point of a step at which a strategy that shards holds most, and what that is in bytes.
 
     Apart from shards and activations: whole parameters, gradients (reduced ones too), and inputs of
     their reductions.
@@ -340,7 +340,7 @@ class Brief:
 
     @classmethod
     def of(cls, result: Result) -> Brief:
-        """Those of a result."""
+        """Takes the figures of a result."""
         return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
 
 

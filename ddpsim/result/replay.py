@@ -21,7 +21,7 @@ class ReplayedStep:
 
     @property
     def error(self) -> float:
-        """Of the simulated step, relative to the traced one."""
+        """Relative error of the simulated step against the traced one."""
         return self.simulated_s / self.traced_s - 1 if self.traced_s else 0.0
 
 
@@ -105,5 +105,5 @@ class Replay:
         return sum(step.simulated_s for step in self.steps) / len(self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.replay/1`), floats to 12 decimals."""
+        """Gives JSON's types (schema `ddpsim.replay/1`), floats to 12 decimals."""
         return {"schema": REPLAY_SCHEMA, "error": round(self.error, 12), **rounded(asdict(self))}

@@ -180,7 +180,7 @@ def _mean(ticks: int, steps: list[Step]) -> float:
 
 
 def _buckets(step: Step, names: Mapping[int, tuple[str, str]]) -> tuple[BucketTimes, ...]:
-    """Those of the last backward, where every micro-batch reduces its gradients.
+    """Buckets of the last backward, where every micro-batch reduces its gradients.
 
     A bucket may take several all-reduces, the last of which alone counts its parameters.
     """
@@ -291,7 +291,7 @@ def _idle_for_host_ns(causes: Mapping[str, int], steps: int, context: Context) -
 
 
 def _host_beside_network_ns(causes: Mapping[str, int], steps: int, context: Context) -> int:
-    """Of the exposed communication of all steps, what the host needs anyway to catch up."""
+    """Time in all steps' exposed communication that the host needs anyway to catch up."""
     exposed_ns = causes["communication"]
     if not causes["host"] or exposed_ns < max(causes.values()):
         return 0

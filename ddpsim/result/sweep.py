@@ -197,7 +197,7 @@ class Sweep(Tabled):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.sweep/1`)."""
+        """Gives JSON's types (schema `ddpsim.sweep/1`)."""
         return {
             "schema": SCHEMA,
             "name": self.name,

@@ -224,7 +224,7 @@ class Cluster(Spec):
         return (*inside, "inter_node") if self.nodes > 1 else inside
 
     def link(self, key: LinkKind) -> IntraNode | InterNode | None:
-        """Of a kind: as the scenario states it, else the machine's, else the device's.
+        """Gives the link of a kind: the scenario's, else the machine's, else the device's.
 
         What is stated beside a named machine changes that alone of it; a bandwidth stated beside a
         device is another network than that of its usual machine. A part of a machine's GPUs has a
@@ -251,7 +251,7 @@ class Cluster(Spec):
         return stated is not None and stated.latency_s is not None
 
     def resized(self, nodes: int, gpus_per_node: int) -> Cluster:
-        """The same machines in another number; raises InputError for a key that does not fit."""
+        """Gives another number of these machines; raises InputError for a key that does not fit."""
         if self.smaller_nodes:
             node, _ = self.smaller_nodes[0]
             raise InputError(
@@ -416,7 +416,7 @@ _NCCL = r"^2\.\d+(\.\d+)?$"
 
 
 def _nccl_version(value: Any) -> Any:
-    """As text: 2.20 as a number would be 2.2."""
+    """Refuses a version that is no text: 2.20 as a number would be 2.2."""
     if isinstance(value, str) and re.match(_NCCL, value):
         return value
     raise ValueError(

@@ -123,7 +123,7 @@ class Device(Spec):
 
     @property
     def host_link_bytes_per_s(self) -> float:
-        """Of the link to its host, each way."""
+        """Rate of the link to its host, each way."""
         return SLOT_BYTES_PER_S[self.pcie]
 
     @property

@@ -78,7 +78,7 @@ class IntraNode(_Link):
     )
 
     def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
-        """The same with another bandwidth, and the switch's in proportion."""
+        """Gives a link of another bandwidth, and of a switch in proportion."""
         own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
         update = {"bandwidth_bytes_per_s": bytes_per_s}
         if own and switch:
@@ -148,7 +148,7 @@ class InterNode(_Link):
         return self.gpu_direct is False and self.transport != "tcp"
 
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
-        """The same with another bandwidth."""
+        """Gives a link of another bandwidth."""
         return self.having(bandwidth_bytes_per_s=bytes_per_s)
 
 

@@ -125,7 +125,7 @@ def _where(name: str, base: Path) -> str:
 
 
 def _written(source: SourceFile, info: SerializationInfo) -> str:
-    """As its scenario names it; a context is told the folder that this starts from."""
+    """Path that a scenario names; a context is told the folder that this starts from."""
     name = Path(source.given)
     if isinstance(info.context, dict) and not name.is_absolute():
         info.context["base"] = Path(*source.path.parts[: -len(name.parts)])

@@ -319,7 +319,7 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _reshards_to_a_divisor(self) -> Scenario:
-        """As torch does (_fsdp_init.py, _get_post_forward_mesh_info)."""
+        """Checks what torch checks (_fsdp_init.py, _get_post_forward_mesh_info)."""
         share = self.sharding_ranks
         if self.ddp.reshards_among(share):
             return self

@@ -119,7 +119,7 @@ class _Chosen:
         return not needed or (self.strategy if "strategy" in needed else self.hook) in _NOTHING
 
     def had(self, keys: Iterable[str]) -> Iterable[str]:
-        """Those of keys that it has."""
+        """Picks the names that are keys of it."""
         return filter(self.has, keys)
 
     def in_words(self, key: str) -> str:
@@ -128,7 +128,7 @@ class _Chosen:
         return f"{key}, with ddp.{needed}" if needed else key
 
     def options_of(self, meant: str) -> str:
-        """Where the options of the chosen strategy stand, or of one that a key is named after."""
+        """Finds the options of the chosen strategy, or of one that a key is named after."""
         strategy = meant if self.strategy == "ddp" else self.strategy
         sections = [key for key, owners in OF_STRATEGIES.items() if strategy in owners]
         choose = "" if self.strategy == strategy else f"Write ddp.strategy: {strategy}. "

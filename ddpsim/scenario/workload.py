@@ -371,7 +371,7 @@ class Workload(Spec):
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Of a model over tokens; None where a sample has none, or nobody knows."""
+        """Tokens of a sample; None where it has none, or nobody knows."""
         if self.model is None:
             return None
         size = catalog.model_table(self.model)["size"]

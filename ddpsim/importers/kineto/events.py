@@ -359,7 +359,7 @@ class Intervals:
         return self.ends[index] - start if index >= 0 and self.starts[index] == start else 0.0
 
     def beginning_within(self, start: float, end: float) -> Iterable[tuple[float, float]]:
-        """Those that begin from `start` on and before `end`."""
+        """Picks events that begin from `start` on and before `end`."""
         those = slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
         return zip(self.starts[those], self.ends[those], strict=True)
 
@@ -570,7 +570,7 @@ class TraceEvents:
 
     @cached_property
     def optimizer_name(self) -> str | None:
-        """As in `Optimizer.step#AdamW.step`, in lower case; None: not told."""
+        """Name of the optimizer, `adamw` of `Optimizer.step#AdamW.step`; None: not told."""
         named = (op.name for op in self.ops if op.name.startswith(f"{OPTIMIZER_STEP}#"))
         first = next(named, "#").partition("#")[2].partition(".")[0]
         return first.lower() or None
@@ -689,7 +689,7 @@ def spans_of(events: Iterable[Event]) -> Intervals:
 
 
 def within(events: Sequence[Event], window: Window) -> Sequence[Event]:
-    """Those that begin in a window, of events in the order of their start."""
+    """Picks those that begin in a window from events in the order of their start."""
     first = bisect_left(events, window.start_us, key=lambda event: event.start_us)
     return events[first : bisect_left(events, window.end_us, key=lambda event: event.start_us)]
 

@@ -178,7 +178,7 @@ class KinetoStep:
 
     @property
     def usual_s(self) -> float:
-        """As `busy_s`, if all micro-batches were like the typical one."""
+        """`busy_s`, if all micro-batches were like the typical one."""
         if not self.earlier:
             return self.busy_s
         one = replace(self.typical_micro_batch, optimizer=Piece(0.0, 0.0))
@@ -226,7 +226,7 @@ class KernelChoice(NamedTuple):
 
 
 def kernel_choice(name: str, channels: int | None, threads: int | None) -> KernelChoice | None:
-    """Of an all-reduce's kernel; None for one of another name.
+    """Reads NCCL's choice from an all-reduce's kernel; None for one of another name.
 
     >>> kernel_choice("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevKernelArgs4K)", 8, 512)
     KernelChoice(algorithms=('tree',), protocol='LL', channels=8)

@@ -300,7 +300,7 @@ class RankTraces:
 
     @property
     def step_s(self) -> float:
-        """Of all ranks and steps."""
+        """Typical time of a step over all ranks and steps."""
         return median(step.length_s for step in self._every)
 
     @property

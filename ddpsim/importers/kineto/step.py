@@ -222,7 +222,7 @@ class _Step:
         return waited_us
 
     def _own_of_ddp(self) -> OwnOfDdp:
-        """Of a CPU; the waits for gloo in the midst of a broadcast are none of it."""
+        """DDP's own work on a CPU, without the waits for gloo in the midst of a broadcast."""
         trace, start_us, begins_us = self.trace, self.window.start_us, self.begins_us
         forward = self.window._replace(end_us=begins_us)
         calls_us = [op.start_us for op in within(trace.ops, forward) if op.name == BROADCAST]

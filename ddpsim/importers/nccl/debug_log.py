@@ -105,7 +105,7 @@ def debug_log(name: str, log: Iterable[str]) -> DebugLog:
 
 
 def _layout(hosts: Mapping[int, Mapping[int, str]]) -> tuple[int, int] | None:
-    """Of the largest communicator, if it tells of all its ranks, as many on each host."""
+    """Hosts of the largest communicator and its ranks on each; None where these are not known."""
     size = max(hosts, default=0)
     on_host = Counter(hosts[size].values()) if size else Counter[str]()
     if not size or on_host.total() != size or len(set(on_host.values())) != 1:

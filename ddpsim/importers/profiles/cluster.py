@@ -251,7 +251,7 @@ class Jitter(_Part):
 
 
 class Provenance(_Part):
-    """Where the figures come from."""
+    """Source of the figures."""
 
     created: str
     machine: str

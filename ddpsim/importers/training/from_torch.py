@@ -72,7 +72,7 @@ class _Pickled(io.BytesIO):
 
 
 class _Plain(pickle._Unpickler):  # noqa: SLF001 -- the C one makes room for any index of its memo
-    """Of dicts, lists, strings and numbers alone; raises KeyError for any other instruction."""
+    """Unpickles dicts, lists, strings and numbers alone; raises KeyError for anything else."""
 
     dispatch = {  # noqa: RUF012 -- as the class above has it
         code: load
@@ -136,7 +136,7 @@ def _reduced(entries: list[dict[str, Any]]) -> Iterator[tuple[int, float | None]
 
 
 def _size_bytes(sizes: Any, dtypes: Any) -> int:
-    """Of the first input; 0 where it is not told."""
+    """Bytes of the first input; 0 where it is not told."""
     shape = sizes[0] if isinstance(sizes, list) and sizes else None
     if not isinstance(shape, list) or not all(type(each) is int and each > 0 for each in shape):
         return 0

@@ -49,7 +49,7 @@ _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 
 
 class TrainerState(NamedTuple):
-    """Of a whole run: seconds of a step, samples of it on all ranks and on one; None: untold."""
+    """What a run told: seconds of a step, samples of it on all ranks and on one; None: untold."""
 
     step_s: float
     global_batch: int | None

@@ -54,7 +54,7 @@ class StrategyPlan:
         return (False, answer.fits is False, met is False, size)
 
     def on(self, gpus: int) -> StrategyPlan:
-        """The same plan with so many GPUs as its answer; a problem where they cannot be had."""
+        """Gives this plan with so many GPUs as its answer; a problem where they cannot be had."""
         if self.plan is None:
             return self
         answer = next((size for size in self.plan.sizes if size.gpus == gpus), None)
@@ -64,7 +64,7 @@ class StrategyPlan:
         return replace(self, plan=replace(self.plan, answer=answer, asked_gpus=gpus))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types: the settings with their answer, or their problem."""
+        """Gives the settings with their answer, or their problem, in JSON's types."""
         found: dict[str, Any] = {
             "strategy": self.name,
             "settings": list(self.settings),
@@ -82,7 +82,7 @@ class Planning(Protocol):
     def __call__(
         self, scenario: Scenario, *, looks_further: bool, answer_gpus: int | None = None
     ) -> CapacityPlan:
-        """As `plan_capacity`."""
+        """Plans one scenario, like `plan_capacity`."""
 
 
 def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]:
@@ -128,7 +128,7 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
 
 
 def _knee_of_the_fastest(plans: Sequence[CapacityPlan]) -> int | None:
-    """Of the fastest strategy that fits at each size, or the largest size where it has none.
+    """Gives the knee of the fastest strategy that fits at each size, or the largest such size.
 
     None where a deadline or a budget chooses the sizes.
     """

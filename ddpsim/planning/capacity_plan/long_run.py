@@ -138,7 +138,7 @@ class Campaign:
         return operation_of(self.scenario, self.pauses, self.steps, self.step_s, spares)
 
     def spares(self) -> int | None:
-        """As stated, or those with which the work takes the fewest GPU-hours."""
+        """Spare nodes: as many as stated, or with which the work takes the fewest GPU-hours."""
         stated = self.scenario.reliability.spares if self.scenario.reliability else None
         if stated != "auto":
             return stated
@@ -288,7 +288,7 @@ def _setting(scenario: Scenario, path: str, value: Any) -> str:
 
 
 def _sources(scenario: Scenario) -> Iterator[Provenance]:
-    """Where the inputs are from; what a default says is assumed."""
+    """Yields where the inputs of a long run are from; a default's are assumed."""
     asked = scenario.reliability or Reliability()
     for name, preset in (
         ("reliability", asked.failures),

@@ -80,7 +80,7 @@ class WorldSizes:
         )
 
     def usable(self) -> list[Capacity]:
-        """Those that fit into memory as far as is known, by number of GPUs."""
+        """Sizes that fit into memory as far as is known, by number of GPUs."""
         return usable(self.sizes[gpus] for gpus in sorted(self.sizes))
 
     def between(

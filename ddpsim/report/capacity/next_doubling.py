@@ -48,7 +48,7 @@ def _needed(found: NextDoubling) -> str:
 
 
 def _rate(link: str, bytes_per_s: float) -> str:
-    """As such links are sold: a NIC by its bits, a bus by its bytes."""
+    """Writes a rate the way such links are sold: a NIC by its bits, a bus by its bytes."""
     if link == "inter_node":
         return f"{bytes_per_s * 8 / 1e9:,.4g} Gbit/s a NIC"
     return format_bytes_per_s(bytes_per_s)

@@ -253,7 +253,7 @@ def _below(text: str) -> Iterator[str]:
 
 
 def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
-    """Those cells that have a width."""
+    """Joins the cells that have a width."""
     return "".join(f"{cells[title]:>{width}}" for title, width in widths.items() if width)
 
 

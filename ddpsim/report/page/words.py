@@ -125,7 +125,7 @@ def sweep_words(board: Storyboard) -> str:
 
 
 def memory_words(board: Storyboard) -> str:
-    """Where the most is held, and what that is."""
+    """Says at which point of a step a rank holds most, and what that is."""
     peak = board.result.memory_peak
     if peak is None and not board.choices[board.own].held:
         return ""

@@ -1,4 +1,4 @@
-"""Where torch itself stops, or does what its user does not expect, under options that it takes."""
+"""Warnings of options with which torch itself stops, or does what its user does not expect."""
 
 from __future__ import annotations
 
