@@ -47,11 +47,7 @@ def next_doubling(today: Scenario, doubled: Scenario, growth: float = 1.0) -> Ne
         link=link,
         bandwidth_bytes_per_s=rate,
     )
-    if efficiency >= KNEE_EFFICIENCY:
-        return found
-    if rate is None:
-        return _faster_all_reduce(found, today, doubled, wanted)
-    return _faster_link(found, today, doubled, wanted, key)
+    return found if efficiency >= KNEE_EFFICIENCY else _faster(found, today, doubled, wanted, key)
 
 
 def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Scenario:
@@ -77,52 +73,42 @@ def _bandwidth(cluster: Cluster, key: LinkKind) -> float:
     return _link(cluster, key).bandwidth_bytes_per_s or 0.0
 
 
-def _faster_all_reduce(
-    found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float
-) -> NextDoubling:
-    """The least factor on all network times that reaches the criterion."""
-    if found.without_network_time < KNEE_EFFICIENCY:
-        return replace(found, limit=_limit(found, doubled, wanted))
-
-    growth = found.samples_growth
-
-    def efficiency(speedup: float) -> float:
-        return _stretched(doubled, 1 / speedup) / wanted
-
-    speedup = _least(efficiency, 1 / _NO_TIME)
-    return replace(
-        found,
-        needed_speedup=speedup,
-        needed_efficiency=efficiency(speedup),
-        gain_without_doubling=2 * growth * _stretched(today, 1 / speedup) / wanted - 1,
-    )
-
-
-def _faster_link(
+def _faster(
     found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float, key: LinkKind
 ) -> NextDoubling:
-    """The least bandwidth that reaches the criterion, or the limit of an unlimited one."""
-    rate = _bandwidth(doubled.cluster, key)
+    """Find the least bandwidth, or factor on all network times, that reaches the criterion.
 
-    def efficiency(speedup: float) -> float:
-        return _throughput(with_bandwidth(doubled, key, speedup * rate)) / wanted
+    Tells the limit where an unlimited one does not reach it.
+    """
+    rate, unlimited = found.bandwidth_bytes_per_s, doubled
 
-    most = _UNLIMITED_BYTES_PER_S / rate
-    found = replace(found, unlimited_efficiency=efficiency(most))
-    if (found.unlimited_efficiency or 0.0) < KNEE_EFFICIENCY:
-        unlimited = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
+    def throughput(scenario: Scenario, speedup: float) -> float:
+        if rate is None:
+            return _stretched(scenario, 1 / speedup)
+        return _throughput(with_bandwidth(scenario, key, speedup * rate))
+
+    most, highest = 1 / _NO_TIME, found.without_network_time
+    if rate is not None:
+        most, unlimited = (
+            _UNLIMITED_BYTES_PER_S / rate,
+            with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S),
+        )
+        highest = throughput(doubled, most) / wanted
+        found = replace(found, unlimited_efficiency=highest)
+    if highest < KNEE_EFFICIENCY:
         return replace(found, limit=_limit(found, unlimited, wanted))
-    speedup = _three_digits(_least(efficiency, most) * rate) / rate
-    alone = today.cluster.nodes > 1 or (key == "intra_node" and today.cluster.gpus_per_node > 1)
-    gain = 0.0
-    if alone:
-        faster = _throughput(with_bandwidth(today, key, speedup * rate))
-        gain = 2 * found.samples_growth * faster / wanted - 1
+    speedup, needed = _least(lambda each: throughput(doubled, each) / wanted, most), None
+    if rate is not None:
+        needed = _three_digits(speedup * rate)
+        speedup = needed / rate
+    gain, cluster = 0.0, today.cluster
+    if rate is None or cluster.nodes > 1 or (key == "intra_node" and cluster.gpus_per_node > 1):
+        gain = 2 * found.samples_growth * throughput(today, speedup) / wanted - 1
     return replace(
         found,
         needed_speedup=speedup,
-        needed_bandwidth_bytes_per_s=speedup * rate,
-        needed_efficiency=efficiency(speedup),
+        needed_bandwidth_bytes_per_s=needed,
+        needed_efficiency=throughput(doubled, speedup) / wanted,
         gain_without_doubling=gain,
     )
 
