@@ -31,7 +31,6 @@ from ddpsim.prediction.program import (
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.model import OUT_OF_MEMORY, Baselines, Memory
 from ddpsim.result.summary import mean_step_s
-from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
@@ -123,7 +122,10 @@ class Job:
         """
         program = self.program
         if (compute, host, overheads) != (1, 1, 1):
-            program = self._stretched_program((compute, host, overheads))
+            known, stretch = self.stretched_programs, (compute, host, overheads)
+            if stretch not in known:
+                known[stretch] = self._compiled(*stretch)
+            program = known[stretch]
         cost = self.network.cost.stretched(network)
         cost = interfering(cost, lambda each: each.stronger(interference, interference_exponent))
         loader, traffic, warmup = program.loader, self.network.traffic, 1
@@ -158,11 +160,6 @@ class Job:
         from ddpsim.engine.fast.work_sums import WorkSums  # noqa: PLC0415 -- numpy is slow to import
 
         return WorkSums(drawn[:, 0])
-
-    def _stretched_program(self, stretch: Stretch) -> Program:
-        if stretch not in self.stretched_programs:
-            self.stretched_programs[stretch] = self._compiled(*stretch)
-        return self.stretched_programs[stretch]
 
     def _compiled(self, compute: float, host: float, overheads: float) -> Program:
         model = self.model if compute == 1 else self.model.stretched(compute)
@@ -260,14 +257,16 @@ class Job:
 
     @cached_property
     def _memory(self) -> Memory:
-        activations = self.model.activation_bytes
+        activations, cluster = self.model.activation_bytes, self.scenario.cluster
+        others = (other.device for other in (cluster.other_nodes or {}).values())
+        devices = [cluster.device, *(device for device in others if device)]
         state_bytes = optimizer_state_bytes(self.scenario.workload.optimizer, self.model.used)
         resident = self.program.strategy.resident_bytes(self.model, state_bytes)
         memory = Memory(
             **resident._replace(parameters=resident.parameters + self.model.frozen_bytes)._asdict(),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
-            device=round(min(device.memory_bytes for device in self._devices())),
+            device=round(min(device.memory_bytes for device in devices)),
         )
         if activations is None or not self._is_on_gpus:
             return memory
@@ -283,12 +282,6 @@ class Job:
         apart = max((held.parameters for _, held in walk), default=0) or memory.buckets
         reserved = memory.total - memory.buckets + apart + round(self.model.recast_bytes)
         return max(memory.total, reserved)
-
-    def _devices(self) -> list[Device]:
-        """All kinds of the cluster."""
-        cluster = self.scenario.cluster
-        others = [other.device for other in (cluster.other_nodes or {}).values()]
-        return [cluster.device, *(device for device in others if device)]
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Tells the origin of every input."""

@@ -77,7 +77,8 @@ class _Trials:
         known = list(changes)
         ranges = sorted(self._throughputs(known).values(), reverse=True)
         if any(lower[1] > higher[0] for higher, lower in pairwise(ranges)):
-            self._known |= self._found([each for each in known if not self._is_known(each)])
+            unsure = [key for key, (least, most) in self._known.items() if least < most]
+            self._known |= self._found([each for each in known if each.settings in unsure])
         found = self._throughputs(known)
         return sorted(known, key=lambda each: found[each.settings], reverse=True)
 
@@ -107,10 +108,6 @@ class _Trials:
             settings: (many / most_s, many / least_s) for settings, many, (least_s, most_s) in each
         }
         return dict.fromkeys(jobs, (0.0, 0.0)) | found
-
-    def _is_known(self, change: _Change) -> bool:
-        least, most = self._known[change.settings]
-        return least == most
 
     def _gain(self, throughput: float) -> str | None:
         gain = throughput / self.before - 1

@@ -17,8 +17,11 @@ _MOST_ROWS = 8
 @as_text
 def render_replay(replay: Replay) -> list[str]:
     """The steps, where their time goes, collectives, and what else the traces tell."""
+    ranks = counted(replay.ranks, "rank")
+    if replay.ranks != replay.world_size:
+        ranks = f"{replay.ranks} of {replay.world_size} ranks"
     return [
-        f"{replay.source}   {_ranks(replay)}, {counted(len(replay.steps), 'step')}",
+        f"{replay.source}   {ranks}, {counted(len(replay.steps), 'step')}",
         "",
         *_terms(replay),
         "",
@@ -26,12 +29,6 @@ def render_replay(replay: Replay) -> list[str]:
         *_said(replay),
         *warned(replay.warnings),
     ]
-
-
-def _ranks(replay: Replay) -> str:
-    if replay.ranks == replay.world_size:
-        return counted(replay.ranks, "rank")
-    return f"{replay.ranks} of {replay.world_size} ranks"
 
 
 def _terms(replay: Replay) -> Iterator[str]:

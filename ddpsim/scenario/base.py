@@ -56,6 +56,11 @@ def named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else given(value)
 
 
+def switched(value: Any) -> Any:
+    """True is a section with its defaults, and false none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
 def fail(message: str, at: str = "") -> PydanticCustomError:
     """A cross-field error, shown at the key `at` of the model that raises it."""
     return PydanticCustomError("scenario", "{message}", {"message": message, "at": at})

@@ -226,7 +226,8 @@ def read_device(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, dict) and "preset" in value:
         own = {key: figure for key, figure in value.items() if key != "preset"}
         known = _named_device(value["preset"], info)
-        sources = {key: text for key, text in known["sources"].items() if _figure(key) not in own}
+        told = known["sources"]
+        sources = {key: told[key] for key in told if key.removesuffix("_s") not in own}
         if not _SET_BY_STEPS.isdisjoint(own):
             known.pop("published_steps", None)
             known.pop("measured", None)
@@ -234,11 +235,6 @@ def read_device(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, (dict, Device)):
         return value
     return _named_device(value, info)
-
-
-def _figure(source: str) -> str:
-    """The key whose figure a preset's source is of."""
-    return source.removesuffix("_s")
 
 
 def _named_device(value: Any, info: ValidationInfo) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Spec, fail, named, refuse
+from ddpsim.scenario.base import Spec, fail, named, refuse, switched
 from ddpsim.scenario.options.checkpointing import CheckpointingField
 from ddpsim.scenario.options.linear_layers import Float8, Lora
 from ddpsim.scenario.options.training_loop import (
@@ -163,7 +163,7 @@ def _clip_grad_norm(value: Any) -> Any:
             f"{shown(value)}: the largest norm changes no time; write true, or "
             "{error_if_nonfinite: true}"
         )
-    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+    return switched(value)
 
 
 class DataLoader(Spec):

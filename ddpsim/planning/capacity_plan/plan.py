@@ -156,7 +156,12 @@ class _Planner:
         """The answer, whether it keeps to all limits, and the fastest in the budget if another."""
         asked, usable = self.asked, self.tried.usable()
         if asked.answer_gpus is not None:
-            return self._asked_for(asked.answer_gpus), None, None
+            sizes, gpus = self.tried.sizes, asked.answer_gpus
+            if gpus not in sizes:
+                known = ", ".join(f"{size:,}" for size in sorted(sizes))
+                reason = f"{gpus} GPUs were not tried; choose one of {known}"
+                raise InputError("answer_gpus", reason)
+            return sizes[gpus], None, None
         affordable = self._fastest_affordable(usable) if asked.budget else None
         if asked.target.within_s is not None:
             fewest = self._fewest_in_time(usable)
@@ -170,12 +175,6 @@ class _Planner:
             return min(usable, key=lambda size: size.paid_gpus * size.expected_s), False, None
         bend = knee({size.gpus: size.progress for size in usable})
         return self.tried.sizes[bend or usable[-1].gpus], None, None
-
-    def _asked_for(self, gpus: int) -> Capacity:
-        if gpus not in self.tried.sizes:
-            known = ", ".join(f"{size:,}" for size in sorted(self.tried.sizes))
-            raise InputError("answer_gpus", f"{gpus} GPUs were not tried; choose one of {known}")
-        return self.tried.sizes[gpus]
 
     def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
         """The first that is tried, or the fewest nodes between it and the last that is late."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ddpsim.scenario.base import Spec, fail, given
+from ddpsim.scenario.base import Spec, fail, given, switched
 from ddpsim.scenario.options.fully_shard import CpuOffload, SentTypes, Units
 
 ShardingStrategy = Literal[
@@ -22,13 +22,6 @@ class FlatMixedPrecision(SentTypes):
     buffer: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="buffer_dtype: to which buffers are cast once; costs a step nothing"
     )
-
-
-def _offloads(value: Any) -> Any:
-    """`true`, or what is known of the host."""
-    if value is True:
-        return {}
-    return None if value is False else value
 
 
 _AnyOffload = CpuOffload | bool
@@ -69,7 +62,7 @@ class Fsdp1(Spec):
         FlatMixedPrecision, BeforeValidator(given, json_schema_input_type=FlatMixedPrecision | None)
     ] = Field(default_factory=FlatMixedPrecision, description="omitted: none")
     cpu_offload: Annotated[
-        CpuOffload | None, BeforeValidator(_offloads, json_schema_input_type=_AnyOffload | None)
+        CpuOffload | None, BeforeValidator(switched, json_schema_input_type=_AnyOffload | None)
     ] = Field(
         None,
         description="CPUOffload(offload_params=True), or {host_link: 24 GB/s}: shards, gradients "

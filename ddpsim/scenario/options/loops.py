@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.errors import shown
-from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.base import Spec, fail, switched
 
 
 class LocalSgd(Spec):
@@ -100,10 +100,8 @@ class Join(Spec):
 
 
 def _join(value: Any) -> Any:
-    if isinstance(value, bool):
-        return {} if value else None
-    if value is None or isinstance(value, (Mapping, Join)):
-        return value
+    if value is None or isinstance(value, (bool, Mapping, Join)):
+        return switched(value)
     raise ValueError(
         f"{shown(value)} is neither true nor false, nor options; write true, or "
         "{divide_by_initial_world_size: false}"
