@@ -75,7 +75,7 @@ class Case:
         accumulation: int | None = None,
         batch: int | None = None,
     ) -> Case:
-        """This job on other ranks, the first ones, or with other micro-batches or their samples.
+        """Puts this job on other ranks, the first ones, or gives it other micro-batches or samples.
 
         A log of the scenario's own ranks says nothing of others: there the links answer. A measured
         step grows with its samples (assumed). Raises ScenarioError where it does not fit.

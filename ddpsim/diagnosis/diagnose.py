@@ -1,4 +1,4 @@
-"""From what was measured of a job to the likely causes, and what to look at next."""
+"""Goes from what was measured of a job to the likely causes, and what to look at next."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class _Diagnosing:
         return asked
 
     def _near(self, hypothesis: Hypothesis) -> _Near | None:
-        """None where no size of it fits the scenario, or none explains as much as nothing does."""
+        """Finds the nearest size; None where none fits, or explains as much as nothing does."""
         known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
         values = {size: each for size, each in known.items() if each is not None}
         nearest = min(values, key=lambda size: self._distance(values[size]), default=None)
@@ -361,7 +361,7 @@ class _Diagnosing:
         simulate_calm_steps(chain(*steps, *(alone.steps("step") for _, alone in known)))
 
     def _whole_and_alone(self, hypothesis: Hypothesis, size: float) -> tuple[Changed, Changed]:
-        """On all ranks, and on one."""
+        """Changes the job on all ranks, and on one."""
         whole, alone = (
             Changed.of(case, _change(hypothesis, case, size)) for case in (self.case, self.one_gpu)
         )

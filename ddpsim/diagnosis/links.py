@@ -86,7 +86,7 @@ def _chooses(case: Case, variable: str) -> bool:
 
 
 def _uses_rdma(case: Case) -> bool:
-    """By verbs, or by a network's plugin."""
+    """Whether nodes exchange by verbs, or by a network's plugin."""
     return case.inter is not None and case.inter.transport != "tcp"
 
 

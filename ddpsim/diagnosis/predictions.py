@@ -210,7 +210,7 @@ class Predictor:
             yield from zip(known, self._measurements, strict=True)
 
     def values(self, changes: Sequence[Change]) -> Array:
-        """With a change of each measurement's case; raises ScenarioError where one does not fit."""
+        """Predicts under a change of each case; raises ScenarioError where one does not fit."""
         changed = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
         ranks = [_RANKS if self._is_unequal(i, each) else 0.0 for i, each in enumerate(changed)]
         return np.array([self._logged(i, each) for i, each in enumerate(changed)]) + ranks
@@ -255,7 +255,7 @@ class Predictor:
 
 
 def _varied(changed: Changed) -> dict[str, Changed]:
-    """By input, with a standard deviation more of it."""
+    """Copies of a change by input, with a standard deviation more of it."""
     cluster = changed.job.scenario.cluster
     is_of_host = cluster.nodes == 1 and inside(cluster)[1] is not None
     most = {"network": _OF_HOST} if is_of_host else {}

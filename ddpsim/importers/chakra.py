@@ -129,7 +129,7 @@ def _whole(node: dict[int, list[Any]], number: int) -> int:
 
 
 def _attributes(message: dict[int, list[Any]], number: int) -> dict[str, Any]:
-    """By name, the value of each: a number, a truth, or bytes."""
+    """Values of attributes by name: numbers, truths, or bytes."""
     told = {}
     for content in message.get(number, []):
         if not isinstance(content, bytes):

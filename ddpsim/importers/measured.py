@@ -167,7 +167,7 @@ def _ranks_at(factor: float) -> float:
 
 
 def _half_a_digit(printed: str) -> float:
-    """By how much a printed number may be off: half of its last digit."""
+    """How far a printed number may be off: half of its last digit."""
     mantissa, _, power = printed.lower().partition("e")
     decimals = len(mantissa.partition(".")[2]) - int(power or 0)
     return 0.5 * 10.0 ** -max(decimals, -_MOST_DIGITS)

@@ -111,7 +111,7 @@ class _Graph:
     micros: dict[str, _Micros] = field(default_factory=dict)
 
     def nodes(self) -> Iterator[Node]:
-        """In an order in which each waits for earlier ones alone."""
+        """Yields nodes in an order in which each waits for earlier ones alone."""
         for each in self.job.program.steady_step:
             match each:
                 case Compute(kind, host_ns, device_ns):

@@ -166,7 +166,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
 
 
 def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
-    """In what two scenarios differ that makes them other questions."""
+    """Names what two scenarios differ in that makes them other questions."""
     ours, theirs = first.workload, other.workload
     if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"

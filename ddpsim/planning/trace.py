@@ -104,7 +104,7 @@ def _gzipped(content: bytes) -> bytes:
 
 
 def sample_ranks(nodes: Sequence[range]) -> list[int]:
-    """At most 16 ranks: all, or 15 (the slowest is added) spread evenly, node ends first."""
+    """Picks at most 16 ranks: all, or 15 (the slowest is added) spread evenly, node ends first."""
     world_size = nodes[-1].stop
     if world_size <= SAMPLED:
         return list(range(world_size))

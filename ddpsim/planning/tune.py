@@ -199,7 +199,7 @@ class _Search:
         return self._best.within
 
     def allow_noise(self, own: Brief) -> None:
-        """By what two runs of the scenario differ by chance, choices are no better or worse."""
+        """Takes choices for equal that differ by no more than two runs do by chance."""
         self.noise = own.iteration_time_s.noise(self.scenario.run.iterations)
         self._best.within = max(FLAT, self.noise)
 

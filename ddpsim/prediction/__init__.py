@@ -1,4 +1,4 @@
-"""From a scenario to an answer.
+"""Goes from a scenario to an answer.
 
 - `api`: what users call: load, simulate, observe
 - `resolve`: a scenario and its files, checked, to a job; `parts` keeps what jobs share

@@ -16,7 +16,7 @@ _BYTES, _RANK_BYTES = 60e6, 5_000
 
 
 def long_answer(job: Job) -> str | None:
-    """In words, about how much time and memory an answer takes; None where that is little."""
+    """Says about how much time and memory an answer takes; None where that is little."""
     request = job.request()
     program, ranks = request.program, request.plan.period
     longest = max(len(step.launched) for step in program.kinds)

@@ -97,7 +97,7 @@ class _Way:
         return _Way(scenario, (*self.words, words), (*self.settings, *settings))
 
     def priced(self, own: Scenario, parts: Parts) -> _Way | None:
-        """With what it needs; None where it cannot be had, or the settings of `own` are refused."""
+        """Add what a way needs; None where it cannot be had, or `own` refuses its settings."""
         try:
             parse(load(own, self.settings))
             job = resolve(self.scenario, parts=parts)
@@ -113,12 +113,12 @@ class _Way:
         return f"{', '.join(others)} and {last}" if others else last
 
     def as_next_step(self) -> NextStep:
-        """It fits."""
+        """Tells of a way that fits."""
         needs, step = format_bytes(self.needs_bytes), format_duration(self.step_s)
         return NextStep(f"fits with {self._changes}: {needs}, {step} a step", self.settings)
 
     def as_least(self) -> NextStep:
-        """It does not fit either."""
+        """Tells of a way that does not fit either."""
         needs, device = format_bytes(self.needs_bytes), format_bytes(self.device_bytes)
         why = f"does not fit even with {self._changes}: {needs} of {device}"
         return NextStep(why, self.settings)

@@ -188,7 +188,7 @@ class Job:
         )
 
     def _kept_deviations(self, ranks: int, iterations: int, warmup: int) -> KeptDeviations | None:
-        """None where every step is alike, or the network is not known to be uneven."""
+        """Deviations that are kept; None where steps are alike, or no network is known uneven."""
         cost = self.network.cost
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):

@@ -295,7 +295,7 @@ _CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
 
 
 def _changed_job(job: Job, change: _Change) -> Job | None:
-    """None where it is refused, as with a log of other ranks, or needs too much memory."""
+    """Job with a change; None where that is refused, or needs too much memory."""
     try:
         changed = resolve(parse(load(job.scenario, change.settings)), parts=job.parts)
     except ScenarioError:

@@ -85,7 +85,7 @@ def resolve(
 
 
 def _of_replicas(network: Network, cluster: Cluster) -> Network:
-    """With a word of what is not simulated inside replicas, where there are any."""
+    """Adds a word of what is not simulated inside replicas, where there are any."""
     each = cluster.gpus // cluster.world_size
     if each == 1:
         return network

@@ -74,7 +74,7 @@ def _of_compute(job: Job) -> Uncertainty:
 
 
 def _of_roofline(job: Job) -> Uncertainty:
-    """By what is known of the device's arithmetic, and by the kind of model."""
+    """Uncertainty by what is known of the device's arithmetic, and by the kind of model."""
     workload, device = job.scenario.workload, job.scenario.cluster.device
     table = catalog.model_table(workload.model) if workload.model else None
     if table and is_recurrent(table):

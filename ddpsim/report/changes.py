@@ -114,7 +114,7 @@ def verdict(change: Change) -> str:
 
 
 def in_words(change: Change) -> str:
-    """By how much, and how sure."""
+    """Says how much a change brings, and how sure that is."""
     low, high = signed(change.low_s), signed(change.high_s)
     sure = "" if change.is_sure else ", no more than what is uncertain about it"
     return f"{change.change:+.1%}, {low} to {high} for as many samples{sure}"

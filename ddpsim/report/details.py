@@ -105,7 +105,7 @@ def _layers(buckets: Sequence[BucketTimes]) -> list[tuple[str, ...]]:
 
 
 def _module(parameter: str) -> str:
-    """Its name without "weight" or "bias"; a number is part of the module's."""
+    """Name of a parameter without "weight" or "bias"; a number is part of the module's."""
     module, _, own = parameter.rpartition(".")
     return module if module and not own.isdigit() else parameter
 

@@ -131,7 +131,7 @@ def indented(text: str) -> Iterator[str]:
 
 
 def settings_of_names(rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Below a table: the settings of its rows that their names do not tell.
+    """Yields, below a table, the settings of its rows that their names do not tell.
 
     Left out are options that a row's strategy shares with the scenario, or takes back.
     """

@@ -122,7 +122,7 @@ class Traced:
         return self.backend == "nccl"
 
     def _place(self, rank: int) -> tuple[int, int]:
-        """Its node, and its number there."""
+        """Node of a rank, and its number there."""
         node = bisect_right(self.first_ranks, rank) - 1
         return node, rank - self.first_ranks[node]
 
@@ -279,7 +279,7 @@ class _Lanes:
 
     @cached_property
     def compute(self) -> list[_Slice]:
-        """Its work and its waits, in order; together they fill the steps."""
+        """Work and waits of a rank, in order; together they fill the steps."""
         works = (span for step in self.steps for span in step.compute)
         gaps = ((*gap, ()) for step in self.steps for gap in step.gaps())
         called = _WORK | _WAITS
@@ -322,7 +322,7 @@ class _Lanes:
 
 
 class _Arrow(NamedTuple):
-    """From work over a collective to the copy back, each by its start; the copy may be unknown."""
+    """Starts of work, of a collective and of its copy back, which may be unknown."""
 
     work_ns: int
     thread: int
@@ -336,7 +336,7 @@ _TAIL = "25"
 
 
 def _nccl_streams(lanes: _Lanes, first: int) -> dict[int, str]:
-    """Their names by number: one, or one for each group of ranks that communicate at once."""
+    """Names of NCCL's streams by number: one, or one for each group that communicates at once."""
     others = {tid: f"NCCL stream {tid - first + 1}" for tid in lanes.threads(first)}
     return others | {first: "NCCL stream"}
 

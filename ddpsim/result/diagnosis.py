@@ -37,7 +37,7 @@ class Measurement:
 
     @property
     def setting(self) -> tuple[int, int, int | None, int | None]:
-        """On what it was measured: nodes, GPUs of each, accumulation and batch."""
+        """What was measured: nodes, GPUs of each, accumulation and batch."""
         return self.nodes, self.gpus_per_node, self.accumulation, self.batch
 
 

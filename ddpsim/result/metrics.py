@@ -270,7 +270,7 @@ def _has(comm: Iterable[CommSpan], number: int) -> bool:
 
 
 def free_lanes(collectives: Iterable[CommSpan]) -> Iterator[int]:
-    """For each collective, in the order in which they join, the first lane that is free."""
+    """Yields the first lane that is free for each collective, in the order in which they join."""
     free_ns: list[int] = []
     for span in collectives:
         free = (lane for lane, end_ns in enumerate(free_ns) if end_ns <= span.joined_ns)

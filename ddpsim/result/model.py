@@ -64,7 +64,7 @@ class Distribution:
     p90: float
 
     def noise(self, steps: int) -> float:
-        """By how much the means of two runs of so many steps differ by chance, relative.
+        """Relative difference, by chance, of the means of two runs of so many steps.
 
         Two standard errors, with the standard deviation that p10 and p90 tell.
         """

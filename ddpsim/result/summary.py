@@ -72,7 +72,7 @@ class SteadyStep:
 
     @classmethod
     def of(cls, timeline: Timeline) -> SteadyStep:
-        """From a timeline."""
+        """Takes the figures of a timeline."""
         steps = steady_steps(timeline)
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         comm_ns = sum(step.comm_ns() for step in steps)
@@ -223,7 +223,7 @@ def _collectives(step: Step, ranks_of: Callable[[str], str]) -> tuple[Collective
 
 
 def _launched(step: Step) -> list[CommSpan]:
-    """Its collectives in the order of their launch; those of gloo may end in another."""
+    """Collectives of a step in the order of their launch; those of gloo may end in another."""
     return sorted(step.comm, key=lambda span: span.number)
 
 

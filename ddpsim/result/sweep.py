@@ -60,7 +60,7 @@ class Point:
 
     @property
     def usable(self) -> Brief | None:
-        """Its figures, unless it would run out of memory."""
+        """Figures of a point, unless it would run out of memory."""
         return self.brief if self.brief and self.brief.memory_bytes_per_gpu.fits else None
 
 
@@ -173,7 +173,7 @@ class Sweep(Tabled):
         return FlatRegion(keys, region, own if own in region or self.keeps_own else chosen)
 
     def _loss(self, point: Point, best: Point) -> float:
-        """By how much a point is worse than the best, as a share of the best."""
+        """How much worse a point is than the best, as a share of the best."""
         goal = GOALS[self.goals[0]]
         value, most = self._value(point, goal), self._value(best, goal)
         return 0.0 if value == most else (most - value) / abs(most) if most else float("inf")

@@ -92,7 +92,7 @@ OF_UNEQUAL_NODES = ("auto", "ring", "tree", "gloo_ring")  # nodes with unlike nu
 
 
 def _a_machine_is_enough(schema: dict[str, Any]) -> None:
-    """It brings its device, and how many of them."""
+    """Lets a machine stand for a device and how many of them there are."""
     brought = ["device", "gpus_per_node"]
     schema["required"] = [key for key in schema["required"] if key not in brought]
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]

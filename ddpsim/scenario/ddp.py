@@ -197,7 +197,7 @@ class Ddp(Spec):
 
     @property
     def gathered_type(self) -> str | None:
-        """In which gathered parameters are computed; None: as the optimizer has them."""
+        """Type in which gathered parameters are computed; None: as the optimizer has them."""
         return (self.flat if self.strategy == "fsdp1" else self.sharding).mixed_precision.param
 
     @property

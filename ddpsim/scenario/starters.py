@@ -95,7 +95,7 @@ def captured_text(path: Path) -> str:
 
 
 def _folder() -> Path:
-    """In a wheel beside the other data; in a checkout at its top."""
+    """Folder of the scenarios: in a wheel beside the other data, in a checkout at its top."""
     package = Path(str(resources.files("ddpsim")))
     packed = package / "data" / "scenarios"
     return packed if packed.is_dir() else package.parent / "scenarios"

@@ -238,7 +238,7 @@ def _titan(values: Mapping[str, Any]) -> Settings:
 
 
 def _checkpoints(values: Mapping[str, Any]) -> Settings:
-    """By block, by every so many blocks, or by operator."""
+    """Reads checkpointing: by block, by every so many blocks, or by operator."""
     mode = str(values.get("activation_checkpoint.mode", "selective")).lower()
     option = str(values.get("activation_checkpoint.selective_ac_option", "2"))
     if "activation_checkpoint.mode" not in values or mode == "none":
@@ -369,7 +369,7 @@ def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
 
 
 def _sharding(value: Any) -> str:
-    """By torch's name, or its number in older configs."""
+    """Names FSDP1's sharding strategy by torch's name, or its number in older configs."""
     names = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
     name = names[int(value) - 1] if str(value) in tuple("12345") else str(value).upper()
     return f"_{name}" if name == names[-1] else name

@@ -488,7 +488,7 @@ class TraceEvents:
 
     @cached_property
     def ddp(self) -> dict[int | str, Intervals]:
-        """By thread, when the host is busy with what DDP adds."""
+        """When the host is busy with what DDP adds, by thread."""
         found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         for op in self.ops:
             if op.name.startswith(OF_DDP):
@@ -519,7 +519,7 @@ class TraceEvents:
 
     @cached_property
     def hooks(self) -> dict[int | str, Intervals]:
-        """By thread, when DDP's hooks run: in a gradient's node, after the gradient is there."""
+        """When DDP's hooks run, by thread: in a gradient's node, after the gradient is there."""
         found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         ends = {
             thread: sorted(op.end_us for op in self.accumulated if op.thread == thread)
@@ -582,7 +582,7 @@ class TraceEvents:
 
     @cached_property
     def unpaid(self) -> dict[int | str, Intervals]:
-        """By thread, what is no work of the host for the model: DDP's, the loader's, waits."""
+        """When the host does nothing for the model, by thread: DDP's work, the loader's, waits."""
         found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         for thread, spans in self.ddp.items():
             found[thread] += zip(spans.starts, spans.ends, strict=True)

@@ -46,7 +46,7 @@ class Gradient(NamedTuple):
 
     @property
     def numel(self) -> int | None:
-        """Its elements."""
+        """Number of elements."""
         return None if self.shape is None else prod(self.shape)
 
 
@@ -71,7 +71,7 @@ class MeasuredCollective(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """By the rank's own clock."""
+        """End by the rank's own clock."""
         return self.start_s + self.duration_s
 
     @property

@@ -121,7 +121,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
 
 
 def _lasting(steps: Iterable[KinetoStep]) -> tuple[KinetoStep, ...]:
-    """With how long after the one before each is done."""
+    """Adds how long after the one before each is done."""
     found: list[KinetoStep] = []
     for step in steps:
         if not found:
@@ -341,7 +341,7 @@ class RankTraces:
 
     @cached_property
     def compute_s(self) -> dict[int, float]:
-        """By rank, its own work of a step."""
+        """Work of each rank in a step."""
         return {rank: median(s.busy_s for s in of_rank) for rank, of_rank in self.steps.items()}
 
     @property
@@ -492,7 +492,7 @@ class Transfer(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """From the last rank's joining to the end."""
+        """Time from the last rank's joining to the end."""
         return self.end_s - self.start_s
 
 

@@ -284,7 +284,7 @@ class _Step:
         return hooks.beginning_at(ready.end_us) - self._until_launch_us(ready, hooks)
 
     def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
-        """On a CPU the host is the device."""
+        """Sums up a part of the step; on a CPU the host is the device."""
         if not self.trace.kernels:
             return Piece(host_us * _S, 0.0)
         return Piece(sum(work.work_us for work in works) * _S, host_us * _S)

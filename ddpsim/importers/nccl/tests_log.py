@@ -511,7 +511,7 @@ def _warnings(name: str, left_out: Sequence[int]) -> tuple[str, ...]:
 
 
 def _text_row(name: str, row: TextRow, operation: Operation) -> _Row | None:
-    """None for 0 bytes: fewer than one element a rank, as nccl-tests rounds them."""
+    """Reads a row; None for 0 bytes: fewer than one element a rank, as nccl-tests rounds them."""
     line, cells, in_place = row.line, row.cells, row.in_place
     size = int(number(name, line, cells[0], "size"))
     if size == 0:

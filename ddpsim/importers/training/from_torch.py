@@ -151,7 +151,7 @@ def _text(value: Any) -> str:
 
 
 def _world_size(groups: Any) -> int | None:
-    """That of the largest group; its ranks are a list, in older versions as text."""
+    """Size of the largest group; its ranks are a list, in older versions as text."""
     sizes = []
     for each in groups.values() if isinstance(groups, dict) else ():
         ranks = each.get("ranks") if isinstance(each, dict) else None

@@ -228,7 +228,7 @@ class _Planner:
         self.tried.halve(late, sure.nodes, self._is_sure)
 
     def _next_doubling(self, answer: Capacity) -> NextDoubling | None:
-        """None where twice the GPUs cannot be had, or a log says nothing of them."""
+        """Looks at twice the GPUs; None where they cannot be had, or a log says nothing of them."""
         if self.asked.of_a_log:
             return None
         nodes, gpus_per_node = answer.nodes, 2 * answer.gpus_per_node

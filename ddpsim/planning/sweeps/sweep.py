@@ -151,7 +151,7 @@ class _Requested:
         return cls(settings, scenario, _key(scenario), set_aside=aside)
 
     def checked_against(self, own: Scenario | None) -> _Requested:
-        """With an error where `own` states a measured step that does not hold for this scenario."""
+        """Adds an error where `own` states a measured step that does not hold for this scenario."""
         if own is None or self.scenario is None:
             return self
         try:

@@ -61,7 +61,7 @@ def _work(target: Target) -> str:
 
 
 def _count(number: int) -> str:
-    """In full, or with a suffix that loses nothing: `1.28M`, `1,281,167`."""
+    """Writes a number in full, or with a suffix that loses nothing: `1,281,167`, `1.28M`."""
     for suffix, factor in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= factor and number % (factor // 100) == 0:
             return f"{number / factor:,.10g}{suffix}"
@@ -247,7 +247,7 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _below(text: str) -> Iterator[str]:
-    """Beneath the table, as wide as that."""
+    """Wraps a text beneath the table, as wide as that."""
     width = min(screen_width(), _WHOLE_TABLE - 8)
     yield from wrap(text, width, initial_indent="  ", subsequent_indent="  ")
 
@@ -281,7 +281,7 @@ def _narrow(value: float) -> str:
 
 
 def _edges(size: Capacity) -> str:
-    """In the unit of the time beside it."""
+    """Writes the edges of a time in the unit of the time beside them."""
     time_s, edges = size.calendar_s
     if edges is None:
         return ""

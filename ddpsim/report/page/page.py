@@ -20,7 +20,7 @@ from ddpsim.wording import ranks
 
 
 def _sections(board: Storyboard) -> list[tuple[str, str]]:
-    """Their keys and titles, for links."""
+    """Keys and titles of sections, for links."""
     has_memory = bool(board.choices[board.own].held)
     return [
         ("timeline", "Timeline"),

@@ -68,13 +68,13 @@ def _rank(rank: DrawnRank) -> dict[str, Any]:
 
 
 def _rival(rival: Rival) -> dict[str, Any]:
-    """Its slowest rank, below the ranks of the scenario."""
+    """The slowest rank of a rival, below the ranks of the scenario."""
     slowest = _rank(rival.step.ranks[0])
     return slowest | {"label": f"{rival.setting}, {slowest['label']}"}
 
 
 def _collective(comm: DrawnCollective) -> dict[str, Any]:
-    """Its span's fields beside its own."""
+    """Fields of a collective, with those of its span beside them."""
     own = asdict(comm)
     del own["span"]
     return own | comm.span._asdict()
