@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from shlex import quote
+from typing import ParamSpec, TypeVar
+
+_Asked = ParamSpec("_Asked")
+_Result = TypeVar("_Result")
 
 
 class DdpsimError(Exception):
@@ -66,6 +70,16 @@ class ImportFailedError(DdpsimError):
     def __init__(self, path: str, message: str, line: int = 0) -> None:
         self.path, self.line = path, line
         super().__init__(f"{path}:{line}: {message}" if line else f"{path}: {message}")
+
+
+def attempted(
+    call: Callable[_Asked, _Result], *args: _Asked.args, **options: _Asked.kwargs
+) -> _Result | DdpsimError:
+    """Return what a call returns, or the error of ddpsim that it raises."""
+    try:
+        return call(*args, **options)
+    except DdpsimError as error:
+        return error
 
 
 @contextmanager

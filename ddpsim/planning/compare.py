@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
-from ddpsim.errors import DdpsimError, InputError, ScenarioError
+from ddpsim.errors import DdpsimError, InputError, ScenarioError, attempted
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import (
     ALL_REDUCE_EACH,
@@ -76,11 +76,11 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
         result = predicted(job)
         first = _Side(job, Brief.of(result))
         _tell(told, baseline or base.name, first)
-        others = list[tuple[Option, _Side | DdpsimError]]()
+        others = list[_Side | DdpsimError]()
         for each in options:
-            others.append(_side(each, parts))
-            _tell(told, each.title, others[-1][1])
-        sides = [first, *(side for _, side in others if isinstance(side, _Side))]
+            others.append(attempted(_Side.of, each.scenario, parts))
+            _tell(told, each.title, others[-1])
+        sides = [first, *(side for side in others if isinstance(side, _Side))]
         steps_s = _steps_s(sides, told)
     return Comparison(
         base.name,
@@ -88,7 +88,7 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
         job.scenario.global_batch,
         result.iteration_time_s.mean,
         result.prediction_interval_s,
-        tuple(_change(first, option, side, steps_s) for option, side in others),
+        tuple(_change(first, *each, steps_s) for each in zip(options, others, strict=True)),
         result.warnings,
         baseline,
         result.iteration_time_s.noise(base.run.iterations),
@@ -111,7 +111,9 @@ class _Side:
     brief: Brief
 
     @classmethod
-    def of(cls, scenario: Scenario, parts: Parts) -> _Side:
+    def of(cls, scenario: Scenario | ScenarioError, parts: Parts) -> _Side:
+        if isinstance(scenario, ScenarioError):
+            raise scenario
         job = resolve(scenario, parts=parts)
         return cls(job, brief_of(job, parts))
 
@@ -125,15 +127,6 @@ class _Side:
         """Communication under compute that nobody has calibrated the interference of."""
         brief, calibrated = self.brief, self.job.network.interference is not None
         return 0.0 if calibrated else brief.comm_time_s - brief.exposed_comm_s
-
-
-def _side(option: Option, parts: Parts) -> tuple[Option, _Side | DdpsimError]:
-    if isinstance(option.scenario, ScenarioError):
-        return option, option.scenario
-    try:
-        return option, _Side.of(option.scenario, parts)
-    except DdpsimError as error:
-        return option, error
 
 
 def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:

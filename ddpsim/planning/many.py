@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.errors import DdpsimError, attempted
 from ddpsim.prediction.api import scenario_of
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
@@ -72,9 +72,9 @@ def attempt_many(
     With `best` none is simulated that cannot be among the best, by the least that its step takes:
     those that take the least by this come first.
     """
-    parts, jobs = Parts(), list[Job | ScenarioError]()
+    parts, jobs = Parts(), list[Job | DdpsimError]()
     for scenario in scenarios:
-        jobs.append(_job(scenario, parts))
+        jobs.append(attempted(resolve, scenario, parts=parts))
         advance(_BUILT if isinstance(jobs[-1], Job) else 1)
     sound = [job for job in jobs if isinstance(job, Job)]
     ended = iter(
@@ -89,7 +89,7 @@ def _all(
     try:
         return _briefs(jobs, parts, advance)
     except DdpsimError:  # one of them: which?
-        return [_alone(job, parts) for job in jobs]
+        return [attempted(brief_of, job, parts) for job in jobs]
 
 
 def _best(
@@ -132,23 +132,9 @@ def _least(job: Job, parts: Parts) -> Brief:
     return SteadyStep([least_ns], 0, 0).brief(job.scenario.samples_per_rank, ranks, 0.0, memory)
 
 
-def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
-    try:
-        return resolve(scenario, parts=parts)
-    except ScenarioError as error:
-        return error
-
-
 def brief_of(job: Job, parts: Parts) -> Brief:
     """The main figures of one job; `parts` are shared with other jobs."""
     return _briefs([job], parts)[0]
-
-
-def _alone(job: Job, parts: Parts) -> Brief | DdpsimError:
-    try:
-        return brief_of(job, parts)
-    except DdpsimError as error:
-        return error
 
 
 def _briefs(
