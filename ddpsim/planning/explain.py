@@ -142,20 +142,13 @@ def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[
         (kind, [part for _, part in group])
         for kind, group in groupby(zip(kinds, path, strict=True), key=itemgetter(0))
     ]
-    if len(phases) > _MOST_PHASES:
-        yield from _whole_phases(path, words)
-        return
+    if takes_turns := len(phases) > _MOST_PHASES:
+        whole: dict[str, list[CriticalPart]] = defaultdict(list)
+        for part in path:
+            whole[_kind(part.kind)].append(part)
+        phases = [*whole.items()]
     for kind, parts in phases:
-        yield Phase(_said(kind, parts, words), sum(part.end_s - part.start_s for part in parts))
-
-
-def _whole_phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
-    """All parts of a kind as one phase, in the order in which kinds first come."""
-    of_kind: dict[str, list[CriticalPart]] = defaultdict(list)
-    for part in path:
-        of_kind[_kind(part.kind)].append(part)
-    for kind, parts in of_kind.items():
-        several = f", in {len(parts)} parts" if len(parts) > 1 else ""
+        several = f", in {len(parts)} parts" if takes_turns and len(parts) > 1 else ""
         whole_s = sum(part.end_s - part.start_s for part in parts)
         yield Phase(_said(kind, parts, words) + several, whole_s)
 
