@@ -137,8 +137,8 @@ def test_a_step_with_ddp_is_one_of_torchs_default_options() -> None:
 @pytest.mark.parametrize(
     ("step_time", "says"),
     [
-        ("1 ms", "35.5 times as fast as the estimate, 35.5 ms: is it one micro-batch"),
-        ("400 ms", "11.3 times the estimate, 35.5 ms: is it one micro-batch"),
+        ("1 ms", "35.1 times as fast as the estimate, 35.1 ms: is it one micro-batch"),
+        ("400 ms", "11.4 times the estimate, 35.1 ms: is it one micro-batch"),
         ("20 ms", ""),
         ("100 ms", ""),
     ],

@@ -132,6 +132,8 @@ def images():
     return torch.randn(2, 3, 16, 16)
 
 def __getattr__(name):
+    if name not in LAYERS:
+        raise AttributeError(name)
     def convolved(batch: int = 2):
         return Convolved(*LAYERS[name]), images(), mean
     return convolved
