@@ -103,8 +103,13 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
     yield from listed("seen", said)
     if diagnosis.normal is not None and diagnosis.interval:
         interval = interval_in_words(diagnosis.interval)
-        verdict = "normal: inside" if diagnosis.normal else "not normal: outside"
-        yield from labelled("verdict", f"{verdict} the {interval}")
+        if diagnosis.normal:
+            yield from labelled("verdict", f"normal: inside the {interval}")
+        elif diagnosis.is_healthy:
+            verdict = f"outside the {interval}, as one healthy job in five is"
+            yield from labelled("verdict", verdict)
+        else:
+            yield from labelled("verdict", f"not normal: outside the {interval}")
 
 
 def _what(measured: Measured) -> str:

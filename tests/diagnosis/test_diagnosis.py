@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs.faulty_jobs import BERT, IB_NODES, ONE_NODE, RESNET, TCP_NODES, Job
-from shipped_scenarios import ROOT, load
+from shipped_scenarios import ROOT, load, predict
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
@@ -55,6 +55,17 @@ def test_causes_with_another_step_come_last() -> None:
     assert near == sorted(near, reverse=True)
     first = [cause.probability for cause in found.causes if cause.predicts][: sum(near)]
     assert first == sorted(first, reverse=True)
+
+
+def test_a_healthy_job_just_outside_the_interval_is_not_called_abnormal() -> None:
+    """One in five is: the verdict does not contradict the likeliest cause."""
+    interval = predict("bert-large-4x8-ib").prediction_interval_s
+    assert interval
+    found = ddpsim.diagnose(load("bert-large-4x8-ib"), 1.01 * interval.high)
+    assert (found.normal, found.is_healthy) == (False, True)
+    text = render_diagnosis(found, "job.yaml")
+    assert "\nverdict     outside the 80% interval" in text
+    assert "as one healthy job in five is" in " ".join(text.split())
 
 
 def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
