@@ -111,9 +111,13 @@ def _module(parameter: str) -> str:
 
 
 def _in_room(names: Sequence[str], room: int) -> str:
-    """Names with dots between them, the long ones without their beginning."""
-    each = (room - 5 * (len(names) - 1)) // len(names)
-    return " ... ".join(name if len(name) <= each else f"...{name[3 - each :]}" for name in names)
+    """Names with dots between them, the long ones without their end, which adapters have alike."""
+    left, shown = room - 5 * (len(names) - 1), dict[str, str]()
+    for done, name in enumerate(sorted(names, key=len)):
+        each = left // (len(names) - done)
+        shown[name] = name if len(name) <= each else f"{name[: each - 3]}..."
+        left -= len(shown[name])
+    return " ... ".join(shown[name] for name in names)
 
 
 def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
