@@ -95,6 +95,7 @@ def network_from_links(scenario: Scenario) -> Network:
                 cluster,
                 asks_transport=isinstance(cost, NcclCost),
                 sockets_rate=wires.sockets_rate if isinstance(cost, NcclCost) else inf,
+                network_first=wires.way is not None and _slowest(wires, cost) == "inter_node",
             ),
             *wires.provenance,
             *in_domains,

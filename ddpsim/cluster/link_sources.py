@@ -90,18 +90,23 @@ def rate_is_stated(cluster: Cluster, key: Kind) -> bool:
 
 
 def link_provenance(
-    cluster: Cluster, *, asks_transport: bool, sockets_rate: float = inf
+    cluster: Cluster,
+    *,
+    asks_transport: bool,
+    sockets_rate: float = inf,
+    network_first: bool = False,
 ) -> tuple[Provenance, ...]:
     """The figures of each kind of link, and where they come from.
 
-    `sockets_rate`: what NCCL's sockets carry of one NIC's line, bytes per second.
+    `sockets_rate`: what NCCL's sockets carry of one NIC's line, bytes per second. `network_first`:
+    that between nodes is told before the links of a node.
     """
     entries = []
     is_inside = "intra_node" in cluster.links_used
     way = inside(cluster)[1] if is_inside else None
     if cluster.host and is_inside and not way:
         entries.append(Provenance("cluster.host", _HOST_NOT_USED, "stated"))
-    for key in cluster.links_used:
+    for key in reversed(cluster.links_used) if network_first else cluster.links_used:
         stated = getattr(cluster, key)
         link = link_of(cluster, key)
         if link is None:
@@ -109,9 +114,8 @@ def link_provenance(
         if key == "intra_node" and way:
             entries.append(_through_the_host(cluster, way))
             continue
-        figures = _figures(link, cluster.states_latency(key)) + _near_a_part(cluster, link)
-        if isinstance(link, InterNode) and sockets_rate < rate_of(link):
-            figures += f", {format_bytes_per_s(sockets_rate)} of it by NCCL's sockets"
+        figures = _figures(link, cluster.states_latency(key), sockets_rate)
+        figures += _near_a_part(cluster, link)
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
@@ -167,11 +171,17 @@ def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
     return f", taken as {link.transport.upper()}" if isinstance(link, InterNode) else ""
 
 
-def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact
+def _figures(
+    link: IntraNode | InterNode,
+    states_latency: bool,  # noqa: FBT001 -- a fact
+    sockets_rate: float,
+) -> str:
     """Bandwidth, NICs and what takes from them, and the latency where it counts."""
     words = [format_bytes_per_s(rate_of(link))]
     if isinstance(link, InterNode):
         words[0] = f"{link.nics_per_node} x {words[0]}" if link.nics_per_node > 1 else words[0]
+        if sockets_rate < rate_of(link):
+            words.append(f"{format_bytes_per_s(sockets_rate)} of it by NCCL's sockets")
         if link.oversubscription > 1:
             words.append(f"oversubscribed {link.oversubscription:g} : 1")
         if link.passes_through_hosts:

@@ -48,6 +48,33 @@ def test_what_widens_the_interval_most_is_named_first() -> None:
     assert any("cluster.all_reduce=" in step for step in suggested(*slow))
 
 
+@pytest.mark.parametrize(
+    ("transport", "limit", "known"),
+    [
+        ("rdma", "host memory", "published: 1.16 GB/s a GPU through host memory (SHM)"),
+        ("tcp", "the inter-node network", "stated: 625 MB/s"),
+    ],
+)
+def test_trust_is_told_of_the_link_that_limits(transport: str, limit: str, known: str) -> None:
+    """Of a box without NVLink in a network: the slower of the two, as the bottleneck names it."""
+    rate = "100 Gbit/s" if transport == "rdma" else "5 Gbit/s"
+    link = {"bandwidth": rate, "transport": transport}
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "bert-large", "batch_per_rank": 4, "precision": "amp-bf16"},
+        "cluster": {
+            "device": "l40s",
+            "nodes": 2,
+            "gpus_per_node": 8 if transport == "rdma" else 4,
+            "inter_node": link,
+        },
+    }
+    result = ddpsim.run(scenario)
+    assert limit in result.bottleneck.text
+    trust = render(result, "box.yaml").partition("\ntrust ")[2].splitlines()[0]
+    assert known in trust
+
+
 def test_a_straggler_is_as_uncertain_as_the_others() -> None:
     even = predict("resnet50-8xa100")
     slow = predict("resnet50-8xa100", "cluster.stragglers={factors: {0: 3}}")
