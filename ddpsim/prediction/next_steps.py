@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ddpsim.cluster.link_sources import rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.engine.batch import mean_steps_s, step_ranges_s
@@ -352,6 +353,10 @@ def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
         return
     stated, before_s = cluster.inter_node or InterNode(), job.step_s()
     slower: list[_Change] = []
+    is_open = "transport" not in stated.model_fields_set and cluster.machine is None
+    if is_open and rate_is_stated(cluster, "inter_node"):
+        why = "RDMA is taken, and TCP would add {}: with it {} prints NET/Socket"
+        slower.append(_Change.of(why, "cluster.inter_node.transport", "tcp"))
     if link.gpu_direct is None:
         why = "no GPUDirect would add {}: with it {} prints GDRDMA"
         slower.append(_Change.of(why, "cluster.inter_node.gpu_direct", value=False))

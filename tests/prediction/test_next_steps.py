@@ -106,6 +106,17 @@ def test_the_largest_gain_comes_first() -> None:
     assert cap.startswith("ddp.bucket_cap_mb=")
 
 
+@pytest.mark.parametrize("transport", ["", ", transport: rdma"])
+def test_a_network_of_which_only_the_rate_is_stated_may_be_tcp(transport: str) -> None:
+    """RDMA is taken of it, which Ethernet may not have."""
+    link = f"cluster.inter_node={{bandwidth: 200 Gbit/s, nics_per_node: 4{transport}}}"
+    settings = ("workload.model=vit_l_16", "workload.seq_len=null", "workload.batch_per_rank=64")
+    found = ddpsim.simulate(load("bert-large-4x8-ib", link, *settings)).next_steps
+    tcp = [step for step in found if step.settings == ("cluster.inter_node.transport=tcp",)]
+    assert len(tcp) == (not transport)
+    assert all("NCCL_DEBUG=INFO prints NET/Socket" in step.why for step in tcp)
+
+
 def test_one_hook_is_recommended_everywhere() -> None:
     """bfloat16 where the device has it, float16 elsewhere: their times are the same."""
     for name, hook in (("gpt2-bucket-choice", "bf16_compress"), ("slow-network", "fp16_compress")):
