@@ -1,4 +1,4 @@
-"""Where an input came from, how far it can be trusted, and how wrong it may be."""
+"""The source of an input, how far it can be trusted, and how wrong it may be."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class _Columns:
 
 
 class _State:
-    """Where the runs that have not ended stand; `ids` are their places in the sequence.
+    """The state of the runs that have not ended; `ids` are their places in the sequence.
 
     `at_s`: the work that is done, `saved_s`: what a crash would leave of it. `left_s`: of the
     restart. `gap_s`: to the next event, in time that the job is up or restarts.

@@ -96,7 +96,7 @@ class Operation:
         return self.init_s + self.load_s
 
     def stretched(self, factor: float) -> Operation:
-        """The same with steps `factor` times as long, and checkpoints after as many steps."""
+        """Make steps `factor` times as long, with checkpoints after as many steps as before."""
         steps_s = self.work_s - self.checkpointed_s
         segment_s = self.segment_s
         if not isinf(segment_s):
