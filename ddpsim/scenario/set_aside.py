@@ -8,7 +8,8 @@ from typing import Any
 from ddpsim.scenario.ddp import OF_STRATEGIES, OMIT_SYNC, WRAPPED, Ddp
 from ddpsim.scenario.other_strategies import other_strategies
 
-_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
+_NEWER = "forward_sync_buffers"  # a name of broadcast_buffers, as sections are written
+_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()} | {_NEWER: True}
 _USUAL = {  # settings that take back what is DDP's alone
     "bucket_cap_mb": "ddp.bucket_cap_mb=default",
     "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
@@ -16,6 +17,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "static_graph": "ddp.static_graph=false",
     "bucket_order": "ddp.bucket_order=ready",
     "broadcast_buffers": "ddp.broadcast_buffers=true",
+    _NEWER: f"ddp.{_NEWER}=true",
     "comm_hook": "ddp.comm_hook=none",
     "post_local_sgd": "ddp.post_local_sgd=null",
     "power_sgd": "ddp.power_sgd=null",

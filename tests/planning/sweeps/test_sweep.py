@@ -54,7 +54,7 @@ def test_options_of_other_strategies_are_set_aside_and_named() -> None:
     own = {
         "schema": "ddpsim/1",
         "workload": {"model": "gpt2", "batch_per_rank": 4, "clip_grad_norm": True},
-        "ddp": {"bucket_cap_mb": 50, "bucket_order": "reversed", "no_sync": False},
+        "ddp": {"bucket_cap_mb": 50, "forward_sync_buffers": False, "no_sync": False},
         "cluster": {"machine": "dgx-a100", "nodes": 2},
     }
     grid = Grid.of(
@@ -71,7 +71,7 @@ def test_options_of_other_strategies_are_set_aside_and_named() -> None:
         assert point.brief
         assert point.brief.iteration_time_s == brief.iteration_time_s
     assert found.set_aside["ddp"] == ("ddp.fully_shard=null",)
-    usual = ("ddp.bucket_cap_mb=default", "ddp.bucket_order=ready")
+    usual = ("ddp.bucket_cap_mb=default", "ddp.forward_sync_buffers=true")
     assert found.set_aside["fully_shard"] == usual
     assert found.set_aside["naive_flat"] == (usual[1], "ddp.fully_shard=null", "ddp.no_sync=true")
     assert found.set_aside["deepspeed"][-1] == "workload.clip_grad_norm=null"
