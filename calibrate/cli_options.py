@@ -133,9 +133,9 @@ def _variant(text: str) -> Variant:
         place = "".join(map(str, problem["loc"]))
         reason = in_own_words(problem)
         if problem["type"] == "extra_forbidden":
-            known = list(Variant.model_fields)
-            hint = _OF_FSDP1 if place == "sharding_strategy" else did_you_mean(place, known)
-            reason = f"is no key of a variant.{hint} Known: {', '.join(known)}"
+            names = list(Variant.model_fields)
+            hint = _OF_FSDP1 if place == "sharding_strategy" else did_you_mean(place, names)
+            reason = f"is no key of a variant.{hint} Known: {', '.join(names)}"
         raise refused(f"{place} {reason}".strip()) from None
 
 

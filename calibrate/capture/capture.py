@@ -168,10 +168,10 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial:
     for (batch, x), value in zip(points, values, strict=True):
         by_size.setdefault(x, []).append((batch, value))
     fixed, slope = [], []
-    for x, found in by_size.items():
-        if len(found) < 2 and len(points) > 1:
+    for x, measures in by_size.items():
+        if len(measures) < 2 and len(points) > 1:
             continue  # a point that checks
-        (low, first), *others = found
+        (low, first), *others = measures
         per_sample = Fraction(0)
         if others:
             high, second = others[0]

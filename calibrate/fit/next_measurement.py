@@ -44,14 +44,14 @@ _GIVEN_UP = 0.1  # of what a sweep narrows, for a shorter one
 _MADE = 64  # measurements, a hypothesis
 # what NCCL says of itself, and what tells hypotheses apart by it
 _FACTS: dict[str, Callable[[NcclHypothesis], object]] = {
-    "the GPU": lambda known: known.architecture,
-    "NCCL's version": lambda known: known.version,
-    "the NICs": lambda known: (
-        known.links.nics_per_node,
-        known.links.nic_bytes_per_s,
-        known.links.transport,
+    "the GPU": lambda member: member.architecture,
+    "NCCL's version": lambda member: member.version,
+    "the NICs": lambda member: (
+        member.links.nics_per_node,
+        member.links.nic_bytes_per_s,
+        member.links.transport,
     ),
-    "GPUDirect (LL128)": lambda known: known.ll128,
+    "GPUDirect (LL128)": lambda member: member.ll128,
 }
 
 

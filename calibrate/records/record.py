@@ -85,8 +85,8 @@ class Environment(Part):
     @property
     def cores(self) -> int | None:
         """Cores of the machine; None where ranks compute on GPUs, or it is not told."""
-        told = self.details.get("cores", "") if self.device == "cpu" else ""
-        return int(told) if told.isdecimal() else None
+        count = self.details.get("cores", "") if self.device == "cpu" else ""
+        return int(count) if count.isdecimal() else None
 
 
 class Layout(Part):

@@ -148,7 +148,7 @@ class Variant(Part):
             words.append(cap)
         if self.accumulation_steps > 1:
             words.append(f"x{self.accumulation_steps}")
-        told = {
+        parts = {
             "synced": not self.no_sync,
             self.comm_hook: self.comm_hook != "none",
             f"rank {self.matrix_approximation_rank}": self.comm_hook == "powerSGD",
@@ -162,7 +162,7 @@ class Variant(Part):
             ),
             "in shards": self.shard_buckets,
         }
-        return " ".join([*words, *(word for word, holds in told.items() if holds)])
+        return " ".join([*words, *(word for word, holds in parts.items() if holds)])
 
     @property
     def _units_label(self) -> str:

@@ -309,8 +309,8 @@ def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
     """
     hooks_s: list[float | None] = []
     for same in zip(*(run.parameters for run in runs), strict=True):
-        known = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
-        hooks_s.append(fmean(known) if known else None)
+        measured_s = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
+        hooks_s.append(fmean(measured_s) if measured_s else None)
     alone = [run.alone for run in runs if run.alone.ddp_backward_s]
     timed_s = sum(seconds or 0.0 for seconds in hooks_s)
     if not alone or not timed_s:

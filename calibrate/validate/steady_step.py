@@ -74,29 +74,29 @@ def with_pooled_noise(
     return {
         alike: [
             _pooled(time, run, alike, [(same, each[i]) for same, each in times.items()])
-            for i, (time, run) in enumerate(zip(own, runs, strict=True))
+            for i, (time, run) in enumerate(zip(each_run, runs, strict=True))
         ]
-        for alike, own in times.items()
+        for alike, each_run in times.items()
     }
 
 
 def _pooled(
     time: Fitted,
     run: Rounds,
-    own: tuple[int, ...],
+    indices: tuple[int, ...],
     others: Iterable[tuple[tuple[int, ...], Fitted]],
 ) -> Fitted:
     def count(alike: tuple[int, ...]) -> int:
         return sum(len(run.variants[i].whole_s) for i in alike)
 
-    forward = run.variants[own[0]].variant.forward
+    forward = run.variants[indices[0]].variant.forward
     like = [
         (count(alike), (each.stderr or 0.0) / each.value)
         for alike, each in others
         if run.variants[alike[0]].variant.forward == forward
     ]
     variance = sum((n * error) ** 2 for n, error in like) / sum(n for n, _ in like)
-    return Fitted(value=time.value, stderr=time.value * math.sqrt(variance / count(own)))
+    return Fitted(value=time.value, stderr=time.value * math.sqrt(variance / count(indices)))
 
 
 def run_sigma(cases: Iterable[Sequence[Fitted]]) -> float:

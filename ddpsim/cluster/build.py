@@ -97,7 +97,7 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         return network
     strategy = "fully_shard" if scenario.ddp.is_fully_sharded else "ddp"
     plain = {"strategy": strategy, "comm_hook": "none", "fully_shard": None, "fsdp1": None}
-    return with_groups(network, scenario, lambda own: build_network(own.having("ddp", **plain)))
+    return with_groups(network, scenario, lambda part: build_network(part.having("ddp", **plain)))
 
 
 def _refuse_other_links(cluster: Cluster) -> None:
