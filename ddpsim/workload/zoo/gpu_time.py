@@ -154,7 +154,7 @@ class _Channels(NamedTuple):
 
     @classmethod
     def of(cls, one: Operator) -> _Channels:
-        """Those of an operator."""
+        """Return the channels of an operator."""
         if one.kind == "convolution":
             return cls(one.k / one.kernel, one.n)
         if one.kind == "convolution_input_gradient":
