@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpsim.cluster.from_links import network_from_links
 from ddpsim.cluster.nccl.chunks import cut
-from ddpsim.cluster.nccl.cost import _BANDS_BYTES, NcclCost
+from ddpsim.cluster.nccl.cost import _BANDS_BYTES, _OCTAVE, NcclCost
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 
@@ -49,6 +49,7 @@ def test_twice_the_bytes_take_no_less_and_not_much_more(
 @settings(max_examples=60)
 @example(V100, 2, 75, [64 * KIB, 128 * KIB])
 @example({"machine": "p4d.24xlarge"}, 4, 20, [1_482_910, 2_097_152])  # LL128's chunk grows
+@example(A100, 8, 56, [KIB, 1_482_911])  # and that of a way which is not the tuner's
 def test_a_larger_message_takes_no_less(
     machine: dict[str, Any], nodes: int, latency_us: int, sizes: list[int]
 ) -> None:
@@ -104,6 +105,7 @@ def test_more_latency_takes_no_less(
     st.integers(1, 2**28),
 )
 @settings(max_examples=12)
+@example(A100, {}, {}, "all_reduce", 2, 1, "1 Gbit/s", 120_195)
 def test_messages_that_cannot_be_faster_are_not_priced(
     machine: dict[str, Any],
     chosen: dict[str, Any],
@@ -114,17 +116,18 @@ def test_messages_that_cannot_be_faster_are_not_priced(
     bandwidth: str,
     size: int,
 ) -> None:
-    """The fastest of a message's own band and of all larger ones, each priced."""
+    """The fastest of a message's own band and of all larger ones, each priced in all its ways."""
     inter = {"bandwidth": bandwidth, "latency": f"{latency_us} us"}
     asked = {**machine, **chosen, **weak, "nodes": nodes, "inter_node": inter}
     cost = network_from_links(load_cluster({"cluster": asked})).cost
     assert isinstance(cost, NcclCost)
     band = bisect_left(_BANDS_BYTES, size)
-    sizes = [(size, _BANDS_BYTES[band])]
-    sizes += [(a + 1, b) for a, b in itertools.pairwise(_BANDS_BYTES[band:])]
+    sizes = [size, *(one + 1 for one in _BANDS_BYTES[band:-1])]
     all_ns = []
-    for size_bytes, like_bytes in sizes:
-        choice = cost.tuned(like_bytes, operation)
-        cuts = cut(cost.graph, *choice[:2], like_bytes)
-        all_ns.append(duration_ns(cost.sent(choice, size_bytes, operation, cuts)))
+    for i, size_bytes in enumerate(sizes, band):
+        smaller = _BANDS_BYTES[max(0, i - _OCTAVE) : i] if operation == "all_reduce" else []
+        for like_bytes in (*smaller, _BANDS_BYTES[i]):
+            choice = cost.tuned(like_bytes, operation)
+            cuts = cut(cost.graph, *choice[:2], _BANDS_BYTES[i])
+            all_ns.append(duration_ns(cost.sent(choice, size_bytes, operation, cuts)))
     assert duration_ns(cost.transfer(operation, size)) == min(all_ns)

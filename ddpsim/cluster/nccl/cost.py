@@ -8,6 +8,7 @@ beyond it. All of it is assumed of a machine like the preset's; a log or a profi
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
@@ -322,7 +323,6 @@ class _Search:
     def __init__(self, cost: NcclCost, operation: Operation) -> None:
         self._cost, self._operation = cost, operation
         self._searched: dict[int, _Sent] = {}  # how messages of each size are sent
-        self._sent: dict[int, _Sent] = {}
         self._transfers: dict[_Sent, Transfer] = {}
         self._choices: dict[int, Choice] = {}
         turns = TURNS.get(operation, 1)  # a broadcast is not searched for
@@ -347,33 +347,48 @@ class _Search:
         """
         if size_bytes not in self._searched:
             band = bisect_left(_BANDS_BYTES, size_bytes)
-            sent = self._tuned(size_bytes, (*_BANDS_BYTES, size_bytes)[band])
             is_plain = self._operation in ("broadcast", "reduce")
-            if not is_plain and self._cost.graph.minor > LAST_WITHOUT_TUNER:
-                sent = self._fastest(band, sent)
+            if is_plain or self._cost.graph.minor <= LAST_WITHOUT_TUNER:
+                like_bytes = (*_BANDS_BYTES, size_bytes)[band]
+                sent = self._cut(self._choice(like_bytes), size_bytes, like_bytes)
+            else:
+                sent = self._fastest(band, size_bytes)
             self._searched[size_bytes] = sent
         return self._searched[size_bytes]
 
-    def _fastest(self, band: int, first: _Sent) -> _Sent:
-        """A message of this band as the tuner has it or half of it, or a larger that takes less."""
-        best_ns, best = self._taken_ns(first), first
-        is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
-        for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
-            if self._choice(like_bytes)[:2] == best.choice[:2]:
-                continue
-            sent = self._tuned(first.size_bytes, like_bytes)
-            if (taken_ns := self._taken_ns(sent)) < best_ns:
-                best_ns, best = taken_ns, sent
+    def _fastest(self, band: int, size_bytes: int) -> _Sent:
+        """A message of this band in each way it may go, or a larger one that takes less."""
+        like_bytes = (*_BANDS_BYTES, size_bytes)[band]
+        own = [self._cut(way, size_bytes, like_bytes) for way in self._ways(band, like_bytes)]
+        best_ns, best = self._least(own)
         for later in range(band + 1, len(_BANDS_BYTES)):
             size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps
             if self._ns_per_byte * size_bytes >= most_ns:
                 break
-            sent = self._of_band(later, size_bytes)
-            if sent.choice.algorithm == "ring" and self._ring_ns_per_byte * size_bytes >= most_ns:
-                continue
-            if (taken_ns := self._taken_ns(sent)) < best_ns:
-                best_ns, best = taken_ns, sent
+            is_long = self._ring_ns_per_byte * size_bytes >= most_ns  # for a ring
+            sent = [
+                self._cut(way, size_bytes, _BANDS_BYTES[later])
+                for way in self._ways(later, _BANDS_BYTES[later])
+                if not (is_long and way.algorithm == "ring")
+            ]
+            if sent and (least := self._least(sent))[0] < best_ns:
+                best_ns, best = least
         return best
+
+    def _ways(self, band: int, like_bytes: int) -> list[Choice]:
+        """The tuner's choice, and others that it has for messages from half of these bytes on."""
+        is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
+        smaller = _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ()
+        choices = [self._choice(like_bytes), *map(self._choice, smaller)]
+        return list({choice[:2]: choice for choice in reversed(choices)}.values())
+
+    def _least(self, ways: Sequence[_Sent]) -> tuple[int, _Sent]:
+        """The time of the fastest, the tuner's own where others are as fast."""
+        return min(((self._taken_ns(way), way) for way in reversed(ways)), key=lambda each: each[0])
+
+    def _cut(self, choice: Choice, size_bytes: int, like_bytes: int) -> _Sent:
+        """A message sent in a way, cut as one of `like_bytes` is."""
+        return _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
 
     def transfer(self, sent: _Sent) -> Transfer:
         """What a message costs."""
@@ -382,20 +397,10 @@ class _Search:
             self._transfers[sent] = self._cost.sent(choice, size_bytes, self._operation, cuts)
         return self._transfers[sent]
 
-    def _of_band(self, band: int, size_bytes: int) -> _Sent:
-        if band not in self._sent:
-            self._sent[band] = self._tuned(size_bytes, _BANDS_BYTES[band])
-        return self._sent[band]
-
     def _choice(self, size_bytes: int) -> Choice:
         if size_bytes not in self._choices:
             self._choices[size_bytes] = self._cost.tuned(size_bytes, self._operation)
         return self._choices[size_bytes]
-
-    def _tuned(self, size_bytes: int, like_bytes: int) -> _Sent:
-        """A message sent as the tuner sends one of `like_bytes`."""
-        choice = self._choice(like_bytes)
-        return _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
 
     def _taken_ns(self, sent: _Sent) -> int:
         return duration_ns(self.transfer(sent))
