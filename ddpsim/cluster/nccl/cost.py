@@ -325,6 +325,9 @@ class _Search:
         self._searched: dict[int, _Sent] = {}  # how messages of each size are sent
         self._transfers: dict[_Sent, Transfer] = {}
         self._choices: dict[int, Choice] = {}
+        self._bands: dict[int, list[_Sent]] = {}  # ways of the smallest message of each band
+        is_plain = operation in ("broadcast", "reduce")
+        self._is_searched = not is_plain and cost.graph.minor > LAST_WITHOUT_TUNER
         turns = TURNS.get(operation, 1)  # a broadcast is not searched for
         paths, self._steps = cost.paths, turns * (cost.graph.ranks - 1)
         self._ring_ns_per_byte = NS_PER_S * self._steps / cost.graph.ranks / slowest_of(ring(paths))
@@ -347,48 +350,44 @@ class _Search:
         """
         if size_bytes not in self._searched:
             band = bisect_left(_BANDS_BYTES, size_bytes)
-            is_plain = self._operation in ("broadcast", "reduce")
-            if is_plain or self._cost.graph.minor <= LAST_WITHOUT_TUNER:
-                like_bytes = (*_BANDS_BYTES, size_bytes)[band]
-                sent = self._cut(self._choice(like_bytes), size_bytes, like_bytes)
-            else:
-                sent = self._fastest(band, size_bytes)
-            self._searched[size_bytes] = sent
+            ways = self._ways(band, size_bytes)
+            self._searched[size_bytes] = self._fastest(band, ways) if self._is_searched else ways[0]
         return self._searched[size_bytes]
 
-    def _fastest(self, band: int, size_bytes: int) -> _Sent:
-        """A message of this band in each way it may go, or a larger one that takes less."""
-        like_bytes = (*_BANDS_BYTES, size_bytes)[band]
-        own = [self._cut(way, size_bytes, like_bytes) for way in self._ways(band, like_bytes)]
-        best_ns, best = self._least(own)
+    def _fastest(self, band: int, own: Sequence[_Sent]) -> _Sent:
+        """A message of this band in one of its own ways, or as a larger one that takes less."""
+        best = min(own, key=self._taken_ns)
+        best_ns = self._taken_ns(best)
         for later in range(band + 1, len(_BANDS_BYTES)):
             size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps
             if self._ns_per_byte * size_bytes >= most_ns:
                 break
             is_long = self._ring_ns_per_byte * size_bytes >= most_ns  # for a ring
-            sent = [
-                self._cut(way, size_bytes, _BANDS_BYTES[later])
-                for way in self._ways(later, _BANDS_BYTES[later])
-                if not (is_long and way.algorithm == "ring")
-            ]
-            if sent and (least := self._least(sent))[0] < best_ns:
-                best_ns, best = least
+            for way in self._of_band(later, size_bytes):
+                if is_long and way.choice.algorithm == "ring":
+                    continue
+                if (taken_ns := self._taken_ns(way)) < best_ns:
+                    best_ns, best = taken_ns, way
         return best
 
-    def _ways(self, band: int, like_bytes: int) -> list[Choice]:
-        """The tuner's choice, and others that it has for messages from half of these bytes on."""
-        is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
-        smaller = _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ()
-        choices = [self._choice(like_bytes), *map(self._choice, smaller)]
-        return list({choice[:2]: choice for choice in reversed(choices)}.values())
+    def _of_band(self, band: int, size_bytes: int) -> list[_Sent]:
+        if band not in self._bands:
+            self._bands[band] = self._ways(band, size_bytes)
+        return self._bands[band]
 
-    def _least(self, ways: Sequence[_Sent]) -> tuple[int, _Sent]:
-        """The time of the fastest, the tuner's own where others are as fast."""
-        return min(((self._taken_ns(way), way) for way in reversed(ways)), key=lambda each: each[0])
-
-    def _cut(self, choice: Choice, size_bytes: int, like_bytes: int) -> _Sent:
-        """A message sent in a way, cut as one of `like_bytes` is."""
-        return _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
+    def _ways(self, band: int, size_bytes: int) -> list[_Sent]:
+        """A message as the tuner sends it, then as it sends those from half of the bytes on."""
+        like_bytes = (*_BANDS_BYTES, size_bytes)[band]
+        # a shard's LL is priced too low over nodes
+        has_others = self._is_searched and self._operation == "all_reduce"
+        smaller = _BANDS_BYTES[max(0, band - _OCTAVE) : band] if has_others else ()
+        different: dict[tuple[str, str], Choice] = {}
+        for choice in map(self._choice, (like_bytes, *smaller)):
+            different.setdefault((choice.algorithm, choice.protocol), choice)
+        return [
+            _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
+            for choice in different.values()
+        ]
 
     def transfer(self, sent: _Sent) -> Transfer:
         """What a message costs."""
