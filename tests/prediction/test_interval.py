@@ -56,7 +56,7 @@ def test_what_widens_the_interval_most_is_named_first() -> None:
     ],
 )
 def test_trust_is_told_of_the_link_that_limits(transport: str, limit: str, known: str) -> None:
-    """Of a box without NVLink in a network: the slower of the two, as the bottleneck names it."""
+    """A box without NVLink in a network names the slower of the two, as the bottleneck does."""
     rate = "100 Gbit/s" if transport == "rdma" else "5 Gbit/s"
     link = {"bandwidth": rate, "transport": transport}
     scenario = {

@@ -76,7 +76,7 @@ def test_all_reduces_larger_than_any_that_was_measured_are_named(predict: Any) -
 
 @pytest.mark.parametrize("layout", [(1, 2), (1, 8)])
 def test_larger_messages_are_as_uncertain_as_their_line_rate(layout: tuple[int, int]) -> None:
-    """Where no rate showed: up to as slow a byte as in the largest message that was measured."""
+    """Larger messages take up to as long a byte as the largest measured, if no rate showed."""
     largest, law = 2**17, profile()["all_reduce"]
     valid = {"layouts": [[1, 2]], "size_bytes": [4096, largest]}
     nodes, gpus_per_node = layout
