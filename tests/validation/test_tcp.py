@@ -25,7 +25,7 @@ def test_steps_over_tcp_are_predicted_by_those_of_other_batches() -> None:
     assert len(steps) == 24
     assert median(map(abs, errors)) <= 0.08
     assert abs(median(errors)) <= 0.05
-    assert sum(step.is_held for step in steps) >= 0.85 * len(steps)
+    assert sum(step.is_covered for step in steps) >= 0.85 * len(steps)
 
 
 def test_rates_over_tcp_lie_in_their_ranges_with_each_site_left_out() -> None:

@@ -23,6 +23,7 @@ from ddpsim.provenance import Z_80
 from ddpsim.scenario.device import Device
 from held_out.efficiency import Place, Reached, Times, fitted
 from held_out.language_steps import language_rows
+from held_out.predicted import Predicted
 from held_out.products import product_times
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
@@ -63,25 +64,12 @@ class Constants(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
-    """A row, predicted by others: seconds, and the 80 % interval that ddpsim would tell."""
+class Held(Predicted):
+    """A row, predicted by others."""
 
     row: Row
     regime: str
     is_known: bool
-    predicted_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over published, minus 1."""
-        return self.predicted_s / self.row.step_s - 1
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether the interval holds the step."""
-        return self.low_s <= self.row.step_s <= self.high_s
 
 
 @cache
@@ -257,7 +245,8 @@ def _predicted(row: Row, told: Constants) -> Held:
         spread_s=(usual_s, usual_s),
     )
     regime = HOST_BOUND if on_device.host_share > 1 else DEVICE_BOUND
-    return Held(row, regime, is_known, usual_s, interval.low, interval.high)
+    edges_s = interval.low, interval.high
+    return Held(row.step_s, usual_s, *edges_s, row=row, regime=regime, is_known=is_known)
 
 
 def device_sigma(kind: str) -> tuple[int, float]:

@@ -8,9 +8,10 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from published_steps import PublishedStep, estimated_s, published_steps, scenario_of
 
@@ -18,42 +19,28 @@ import ddpsim
 from ddpsim.prediction.interval import ROOFLINE
 from ddpsim.prediction.uncertainty import edges
 from held_out.own_models import MODELS
+from held_out.predicted import Predicted
 
 __all__ = ["Judged", "Scaled", "judged", "own_models", "scaled"]
 
 STEPS, SCALING = MODELS.parent / "judging-steps.csv", MODELS.parent / "judging-scaling.csv"
 
 
-class Judged(NamedTuple):
-    """A step as published, and as predicted with its 80 % interval; seconds."""
+@dataclass(frozen=True)
+class Judged(Predicted):
+    """A step of one GPU."""
 
     step: PublishedStep
-    predicted_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over published, minus 1."""
-        return self.predicted_s / self.step.step_s - 1
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether the interval holds the step."""
-        return self.low_s <= self.step.step_s <= self.high_s
 
 
-class Scaled(NamedTuple):
-    """A step on several GPUs from one's, as published and as predicted; seconds."""
+@dataclass(frozen=True)
+class Scaled(Predicted):
+    """A step on several GPUs, predicted from one's."""
 
     model: str
     precision: str
     gpus: int
     one_s: float
-    step_s: float
-    predicted_s: float
-    low_s: float
-    high_s: float
 
 
 @cache
@@ -91,12 +78,13 @@ def _model_files() -> Iterator[dict[str, Path]]:
 def _judged(step: PublishedStep, file: Path | None) -> Judged:
     if step.head:  # no scenario has the model without its heads
         step_s = estimated_s(step)
-        return Judged(step, step_s, *(step_s * edge for edge in edges(ROOFLINE["attention"])))
+        edges_s = (step_s * edge for edge in edges(ROOFLINE["attention"]))
+        return Judged(step.step_s, step_s, *edges_s, step)
     scenario = scenario_of(step)
     if file:
         del scenario["workload"]["image_size"]  # the file holds one
         scenario["workload"]["model"] = str(file)
-    return Judged(step, *_predicted_s(scenario))
+    return Judged(step.step_s, *_predicted_s(scenario), step)
 
 
 def _scaled(row: dict[str, str], file: Path) -> Scaled:
@@ -111,10 +99,10 @@ def _scaled(row: dict[str, str], file: Path) -> Scaled:
     if row["memory_format"]:
         workload["memory_format"] = row["memory_format"]
     cluster = {"device": row["device"], "nodes": 1, "gpus_per_node": int(row["gpus"])}
-    times_s = (float(row[key]) / 1e3 for key in ("one_ms", "step_ms"))
+    one_s, step_s = (float(row[key]) / 1e3 for key in ("one_ms", "step_ms"))
     scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
     told = row["model"], row["precision"], int(row["gpus"])
-    return Scaled(*told, *times_s, *_predicted_s(scenario))
+    return Scaled(step_s, *_predicted_s(scenario), *told, one_s)
 
 
 def _predicted_s(scenario: dict[str, Any]) -> tuple[float, float, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from held_out.efficiency import Place, chip_of
 from held_out.errors import constants
 from held_out.judging import own_models
 from held_out.language_steps import language_models, language_rows
+from held_out.predicted import Predicted
 
 __all__ = ["Judged", "judged_steps", "levels_table", "steps_of_unequal_gpus"]
 
@@ -49,25 +51,13 @@ class Job(NamedTuple):
     memory_gib: float | None = None
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True)
+class Judged(Predicted):
     """A job, and what is predicted of it without its publisher."""
 
     job: Job
-    predicted_s: float
-    low_s: float
-    high_s: float
     reserved_bytes: int
     fits: bool
-
-    @property
-    def error(self) -> float:
-        """Predicted over published, minus 1."""
-        return self.predicted_s / self.job.step_s - 1
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether the 80 % interval holds the step."""
-        return self.low_s <= self.job.step_s <= self.high_s
 
     @property
     def memory_error(self) -> float | None:
@@ -109,10 +99,8 @@ def _judged(job: Job, folder: Path) -> Judged:
     interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
     if interval is None:
         raise ValueError("an estimate has an interval")
-    edges = interval.low, interval.high
-    return Judged(
-        job, result.iteration_time_s.mean, *edges, memory.reserved or memory.total, memory.fits
-    )
+    times_s = job.step_s, result.iteration_time_s.mean, interval.low, interval.high
+    return Judged(*times_s, job, memory.reserved or memory.total, memory.fits)
 
 
 def steps_of_unequal_gpus(job: Job, sigma: float, seeds: Iterable[int]) -> list[float]:

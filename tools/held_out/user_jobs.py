@@ -16,12 +16,12 @@ from typing import Any
 
 from validation.folders import DATA
 from validation.markdown import markdown
-from validation.presets import Step
 
 import ddpsim
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.schema import Scenario
+from held_out.predicted import Predicted
 
 SHARED = tuple(f"b{number}" for number in range(1, 13))
 _RATES = {  # GB/s, of which the rows of other models take the best one
@@ -94,17 +94,17 @@ def _rate(own: dict[str, str], others: Iterable[dict[str, str]]) -> float:
     return min(_RATES[own["path"]], key=error)
 
 
-def _step(row: dict[str, str], rate: float | None = None) -> Step:
+def _step(row: dict[str, str], rate: float | None = None) -> Predicted:
     result = predict(_scenario(row, rate))
     interval = result.prediction_interval_s
     if interval is None:
         raise ValueError("a step without its interval")
     measured_s = float(row["step_ms"]) / 1e3
-    return Step(measured_s, result.iteration_time_s.mean, interval.low, interval.high)
+    return Predicted(measured_s, result.iteration_time_s.mean, interval.low, interval.high)
 
 
 @cache
-def shared_weight_steps() -> dict[str, Step]:
+def shared_weight_steps() -> dict[str, Predicted]:
     """GPT-2 on two RTX 3090, each at the rate that steps of the other two models set."""
     rows = [_rows()[key] for key in SHARED]
     first = {(row["model"], row["path"]): row for row in reversed(rows)}
@@ -116,7 +116,7 @@ def shared_weight_steps() -> dict[str, Step]:
 
 
 @cache
-def deepspeed_steps() -> dict[str, Step]:
+def deepspeed_steps() -> dict[str, Predicted]:
     """Two jobs under DDP and DeepSpeed; steps under DDP set the rate of the two RTX 4090's path."""
     rows = _rows()
     by_ddp = [rows["b13"], rows["b14"]]
@@ -127,17 +127,17 @@ def deepspeed_steps() -> dict[str, Step]:
     return steps | {key: _step(rows[key]) for key in ("b22", "b23", "b24")}
 
 
-def steps_table(steps: dict[str, Step]) -> str:
+def steps_table(steps: dict[str, Predicted]) -> str:
     """A line a step."""
     head = ["job", "GPUs", "measured", "predicted", "error", "80 % interval"]
     return markdown(head, [_line(_rows()[key], step) for key, step in steps.items()])
 
 
-def _line(row: dict[str, str], step: Step) -> Sequence[str]:
+def _line(row: dict[str, str], step: Predicted) -> Sequence[str]:
     length = f", {row['seq_or_image']} tokens" if row["seq_or_image"] else ""
     more = f", accumulation {row['accumulation']}" if row["gpu"] == "rtx-4090" else ""
     strategy = "" if row["id"] in SHARED else f", {row['strategy']}"
-    times = (f"{1e3 * each:.0f} ms" for each in (step.measured_s, step.predicted_s))
+    times = (f"{1e3 * each:.0f} ms" for each in (step.published_s, step.predicted_s))
     return (
         f"{row['model']}{length}{more}{strategy}",
         f"{row['gpus_per_node']} {row['gpu']}, {row['path']}",

@@ -88,8 +88,8 @@ def judged_scaling_table() -> str:
     rows = (
         (
             *(_JUDGED[one.model], one.precision, f"{1e3 * one.one_s:.0f} ms", f"{one.gpus}"),
-            *(f"{1e3 * step_s:.0f} ms" for step_s in (one.step_s, one.predicted_s)),
-            f"{one.predicted_s / one.step_s - 1:+.1%}",
+            *(f"{1e3 * step_s:.0f} ms" for step_s in (one.published_s, one.predicted_s)),
+            f"{one.error:+.1%}",
             f"{1e3 * one.low_s:.0f} to {1e3 * one.high_s:.0f} ms",
         )
         for one in scaled()

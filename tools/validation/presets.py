@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from held_out.predicted import Predicted
+
 import ddpsim
 from ddpsim.cluster import transports
 from ddpsim.cluster.from_links import TCP_NETWORK
@@ -142,27 +144,8 @@ def _level(errors: list[float]) -> str:
     return f"median {half:.0%}, bias {bias:+.0%}, worst {worst:+.0%}"
 
 
-class Step(NamedTuple):
-    """A published step, and its prediction; seconds."""
-
-    measured_s: float
-    predicted_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def error(self) -> float:
-        """Of the time."""
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def is_held(self) -> bool:
-        """Within the 80 % interval."""
-        return self.low_s <= self.measured_s <= self.high_s
-
-
 @cache
-def tcp_steps() -> tuple[Step, ...]:
+def tcp_steps() -> tuple[Predicted, ...]:
     """On 2 to 4 nodes of 1 to 4 GPUs, of batches that did not set the rate of a connection."""
     file = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "published" / "t4-tcp-bert-steps.csv"
     rows = list(csv.DictReader(file.read_text("utf-8").splitlines()))
@@ -171,7 +154,7 @@ def tcp_steps() -> tuple[Step, ...]:
     return tuple(_step(row, alone[row["batch_per_rank"]]) for row in asked)
 
 
-def _step(row: dict[str, str], alone_s: str) -> Step:
+def _step(row: dict[str, str], alone_s: str) -> Predicted:
     layout = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
     step = {"step_time": f"{alone_s} s", "batch_per_rank": int(row["batch_per_rank"])}
     scenario = {
@@ -184,7 +167,7 @@ def _step(row: dict[str, str], alone_s: str) -> Step:
     if interval is None:
         raise ValueError("a step without its interval")
     predicted_s = result.iteration_time_s.mean
-    return Step(float(row["step_s"]), predicted_s, interval.low, interval.high)
+    return Predicted(float(row["step_s"]), predicted_s, interval.low, interval.high)
 
 
 class Rate(NamedTuple):
@@ -252,7 +235,7 @@ def tcp_table() -> str:
         (
             "BERT steps on 2 to 4 g4dn.12xlarge",
             f"{len(steps)}",
-            _level(errors) + f"; interval holds {sum(step.is_held for step in steps)}",
+            _level(errors) + f"; interval holds {sum(step.is_covered for step in steps)}",
         )
     ]
     found = [math.expm1(rate.error) for rate in rates()]
