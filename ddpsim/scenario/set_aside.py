@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpsim.scenario.ddp import OF_STRATEGIES, OMIT_SYNC, WRAPPED, Ddp
+from ddpsim.scenario.ddp import OF_DDP_ALONE, OF_STRATEGIES, OMIT_SYNC, WRAPPED, Ddp
 from ddpsim.scenario.other_strategies import other_strategies
+from ddpsim.settings import setting
 
 _NEWER = "forward_sync_buffers"  # a name of broadcast_buffers, as sections are written
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()} | {_NEWER: True}
-_USUAL = {  # settings that take back what is DDP's alone
-    "bucket_cap_mb": "ddp.bucket_cap_mb=default",
-    "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
-    "find_unused_parameters": "ddp.find_unused_parameters=false",
-    "static_graph": "ddp.static_graph=false",
-    "bucket_order": "ddp.bucket_order=ready",
-    "broadcast_buffers": "ddp.broadcast_buffers=true",
-    _NEWER: f"ddp.{_NEWER}=true",
-    "comm_hook": "ddp.comm_hook=none",
-    "post_local_sgd": "ddp.post_local_sgd=null",
-    "power_sgd": "ddp.power_sgd=null",
-    "top_k": "ddp.top_k=null",
-    "join": "ddp.join=null",
-    "mixed_precision": "ddp.mixed_precision=null",
-    "optimizer_in_backward": "ddp.optimizer_in_backward=false",
-    "optimize_ddp": "ddp.optimize_ddp=true",
-    "reduced_again": "ddp.reduced_again=null",
-}
+# settings that take back what is DDP's alone; a cap that is not stated is torch's default
+_USUAL = {key: setting(f"ddp.{key}", _DEFAULT[key]) for key in (*OF_DDP_ALONE, _NEWER)}
+_USUAL["bucket_cap_mb"] = "ddp.bucket_cap_mb=default"
 
 
 def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> tuple[str, ...]:
