@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, NamedTuple
 
-from ddpsim.cluster.wires import environment_of, inside
+from ddpsim.cluster.wires import environment_of
 from ddpsim.scenario.cluster import Cluster, OtherNode
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.options.host import Host
@@ -36,6 +36,8 @@ def joined(scenario: Scenario) -> Cluster:
     update = _network_of(cluster, "nics_per_node", each)
     update |= {"nodes": ceil(cluster.nodes / each), "gpus_per_node": gpus}
     update |= {"nvlink_domain": None, "other_nodes": None}
+    if cluster.host and cluster.host.gpus:
+        update["host"] = cluster.host.model_copy(update={"gpus": each * cluster.host.gpus})
     if machine := update.get("machine", cluster.machine):
         whole = {"gpus_per_node": each * machine.gpus_per_node, "nvlink_domain": None}
         update["machine"] = machine.model_copy(update=whole)
@@ -84,10 +86,8 @@ def _part(
     other_nodes: dict[int, OtherNode] | None,
 ) -> Cluster:
     update: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus, "other_nodes": other_nodes}
-    if inside(cluster)[1]:  # all groups of a node send through its host at once
-        host = cluster.host or Host()
-        sending = max(host.gpus or 0, cluster.gpus_per_node)
-        update["host"] = host.model_copy(update={"gpus": sending})
+    host = cluster.host or Host()
+    update["host"] = host.model_copy(update={"gpus": max(host.gpus or 0, cluster.gpus_per_node)})
     part = cluster.model_copy(update=update)
     whole, near = cluster.link("inter_node"), part.link("inter_node")
     if sharing == 1 or not (isinstance(whole, InterNode) and isinstance(near, InterNode)):

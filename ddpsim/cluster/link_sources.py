@@ -104,7 +104,7 @@ def link_provenance(
     entries = []
     is_inside = "intra_node" in cluster.links_used
     way = inside(cluster)[1] if is_inside else None
-    if cluster.host and is_inside and not way:
+    if cluster.host and is_inside and not way and cluster.host.model_fields_set - {"gpus"}:
         entries.append(Provenance("cluster.host", _HOST_NOT_USED, "stated"))
     for key in reversed(cluster.links_used) if network_first else cluster.links_used:
         stated = getattr(cluster, key)

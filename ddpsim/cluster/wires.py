@@ -175,9 +175,9 @@ class Wires:
         On 10 x 2 of 10 x 8 H100 all-reduces go as rings do (NCCL 2.29), though NCCL's source
         leaves NVLS to two GPUs.
         """
-        machine = cluster.machine
-        is_part = machine is not None and cluster.gpus_per_node < machine.gpus_per_node
-        return not (self.smaller or (is_part and self.nodes > 1))
+        machine, host = cluster.machine, cluster.host
+        whole = max(machine.gpus_per_node if machine else 0, (host and host.gpus) or 0)
+        return not (self.smaller or (cluster.gpus_per_node < whole and self.nodes > 1))
 
 
 def link_of(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from clusters.collectives import MIB
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpsim.cluster.build import build_network
@@ -117,6 +117,7 @@ def test_one_gpu_a_replica_is_no_replica(part: dict[str, Any]) -> None:
 
 
 @settings(max_examples=12)
+@example(3, (2, 4, 8, 1), False)
 @given(
     st.integers(1, 4),
     st.sampled_from([(1, 8, 8, 1), (2, 4, 8, 1), (8, 1, 8, 1), (16, 1, 8, 2), (32, 1, 8, 4)]),

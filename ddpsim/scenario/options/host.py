@@ -49,7 +49,7 @@ class Host(Spec):
     )
 
     gpus: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="that send at once, other jobs' too; default: gpus_per_node"
+        None, description="of the node, other jobs' too: all send at once; default: gpus_per_node"
     )
 
     @property
