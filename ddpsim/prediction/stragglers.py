@@ -33,15 +33,19 @@ def stragglers(job: Job) -> Iterator[Straggler]:
                 kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
                 yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
     if cluster.stragglers:
-        yield from _slowest_rank(job, whole_s)
+        together_s = cost_s(stragglers=None) if cluster.stragglers.sigma else 0.0
+        yield from _slow_ranks(job, whole_s, together_s)
     for rank, part in (cluster.weak_links or {}).items():
         kept = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
         text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
         yield Straggler("link", text, cost_s(weak_links=kept or None))
 
 
-def _slowest_rank(job: Job, whole_s: float) -> Iterator[Straggler]:
-    """What it costs that its work takes longer than the median rank's."""
+def _slow_ranks(job: Job, whole_s: float, together_s: float) -> Iterator[Straggler]:
+    """What the slowest rank costs beside the median one, and what all that are drawn cost.
+
+    `together_s`: what ranks of unequal speed cost beside equal ones; 0: none are drawn.
+    """
     import numpy as np  # noqa: PLC0415 -- slow to import
 
     cluster, request = job.scenario.cluster, job.calm_request()
@@ -53,5 +57,8 @@ def _slowest_rank(job: Job, whole_s: float) -> Iterator[Straggler]:
     sums = request.sums.changed(rank, prod([middle, *of_node]))
     slowdowns = sums.slowdowns(request.slowdowns.shape[1])
     (calm_s,) = mean_steps_s([replace(request, sums=sums, slowdowns=slowdowns)])
-    text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
-    yield Straggler("rank", text, max(0.0, whole_s - calm_s))
+    times = f"{factors[rank] / middle:.2f} x the median's"
+    yield Straggler("rank", f"rank {rank}, whose compute takes {times}", max(0.0, whole_s - calm_s))
+    if together_s:
+        text = f"ranks of unequal speed (rank {rank}'s compute takes {times})"
+        yield Straggler("rank", text, together_s)

@@ -33,6 +33,17 @@ def test_each_straggler_has_its_price() -> None:
     assert rank.cost_s == pytest.approx(gone, rel=1e-6)
 
 
+def test_ranks_drawn_unequal_have_a_price_together() -> None:
+    """The slowest alone costs what it is slower than the next one."""
+    drawn = simulated("cluster.stragglers={distribution: lognormal, sigma: 0.1}")
+    together, slowest = drawn.stragglers
+    assert together.text.startswith("ranks of unequal speed (rank ")
+    assert slowest.text.split(",")[0] in together.text
+    gone = drawn.iteration_time_s.mean - simulated().iteration_time_s.mean
+    assert together.cost_s == pytest.approx(gone, rel=1e-6)
+    assert together.cost_s > slowest.cost_s > 0
+
+
 def test_a_node_unlike_the_others_has_its_price() -> None:
     plain = simulated()
     old = simulated("cluster.other_nodes={1: {device: t4, inter_node: {bandwidth: 1 Gbit/s}}}")
