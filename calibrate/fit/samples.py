@@ -98,8 +98,13 @@ def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floa
 def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     """The root of the residuals' weighted mean square, at DDP's sizes if there are enough."""
     usual = [sample for sample in samples if sample.size_bytes >= LEAST_BUCKET_BYTES]
-    samples = usual if len(usual) >= _ENOUGH else samples
+    samples = usual if has_bucket_sizes(samples) else samples
     return _rms(relative_residuals(model, samples).tolist(), samples)
+
+
+def has_bucket_sizes(samples: Iterable[Sample | MeasuredTime]) -> bool:
+    """Whether enough of them are as large as DDP's buckets to tell how well a model fits those."""
+    return sum(sample.size_bytes >= LEAST_BUCKET_BYTES for sample in samples) >= _ENOUGH
 
 
 def measured(samples: Iterable[Sample]) -> tuple[MeasuredTime, ...]:

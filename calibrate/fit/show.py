@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from calibrate.fit.samples import Sample, relative_residuals
+from calibrate.fit.samples import Sample, has_bucket_sizes, relative_residuals
 from calibrate.records.record import Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, collective_times_s
 from ddpsim.cluster.nccl.figures import MEANINGS
@@ -65,7 +65,8 @@ def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
     model = profile.all_reduce
     percent = f"{100 * profile.all_reduce_sigma:.1f} %"
     if isinstance(model, GlooRing):
-        error = f"fitted within {percent} (RMS from 1 MiB up)"
+        sizes = "from 1 MiB up" if has_bucket_sizes(profile.measured) else "of all sizes"
+        error = f"fitted within {percent} (RMS {sizes})"
         yield f"all-reduce: gloo's segmented ring, {error}"
         yield from _gloo(model)
     else:
