@@ -21,7 +21,7 @@ from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.start_up import start_up_of
 from ddpsim.prediction.stragglers import stragglers
-from ddpsim.prediction.uncertainty import host_provenance, rank_variation, uncertainties
+from ddpsim.prediction.uncertainty import host_provenance, lengthenings, uncertainties
 from ddpsim.progress import stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import (
@@ -301,13 +301,6 @@ def _interval(
     job: Job, result: Result, known: Mapping[str, Uncertainty], spread_s: tuple[float, float]
 ) -> PredictionInterval:
     job.steps_s(list(variants(known)))  # side by side
-    return prediction_interval(
-        result.iteration_time_s.mean,
-        job.step_s,
-        known,
-        calibrated=job.network.interference is not None,
-        variation=rank_variation(job),
-        may_hide_nothing=job.scenario.ddp.zero.may_hide_nothing,
-        hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
-        spread_s=spread_s,
-    )
+    mean_s, hidden_s = result.iteration_time_s.mean, result.comm_time_s - result.exposed_comm_s
+    longer = list(lengthenings(job, mean_s, hidden_s))
+    return prediction_interval(mean_s, job.step_s, known, longer, spread_s)

@@ -56,6 +56,10 @@ MEASURED_DEVICE = "the device file's error, where half of the zoo's models predi
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22
+# what each broadcast of a short message takes longer in gloo's queue than alone: the median and the
+# ninth decile of ten models and machines (docs/explanation/nccl.md#gloo)
+SHORT_MESSAGE_BYTES = 64 * 1024
+QUEUED_USUAL_S, QUEUED_MOST_S = 0.28e-3, 0.55e-3
 
 
 class RankVariation(NamedTuple):
@@ -92,20 +96,14 @@ def prediction_interval(
     mean_s: float,
     step_s: Callable[..., float],
     uncertainties: Mapping[str, Uncertainty],
-    *,
-    calibrated: bool,
-    variation: RankVariation | None,
-    may_hide_nothing: bool,
-    hidden_comm_s: float,
+    lengthening: Sequence[IntervalSource],
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
     `step_s` simulates the step, with `compute`, `host`, `network`, `data`, `interference`,
     `interference_exponent` or `overheads` stretched by a factor; `uncertainties` are those terms'.
-    `calibrated`: interference was; `variation` of ranks, if nobody says how they differ;
-    `hidden_comm_s` is communication under compute, and `may_hide_nothing`: jobs were seen that hide
-    none of it; `spread_s` is p10 and p90 over iterations.
+    `lengthening`: what can only lengthen it. `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s()
     sources = [
@@ -117,22 +115,31 @@ def prediction_interval(
     if high > low:
         below, above = max(0.0, mean_s - low), max(0.0, high - mean_s)
         sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
-    if hidden_comm_s > 0 and not calibrated:
-        slowed_s = GLOO_SLOWDOWN * hidden_comm_s
-        basis = (
-            f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
-            "(our testbed's rounds)"
-        )
-        sources.append(_lengthening("uncalibrated interference", slowed_s, slowed_s, basis))
-    if may_hide_nothing and hidden_comm_s > 0:
-        basis = "profiles of jobs before DeepSpeed 0.19 show none (NVlabs/alpamayo-recipes#24)"
-        sources.append(_lengthening("DeepSpeed's overlap", hidden_comm_s, hidden_comm_s, basis))
-    if variation:
-        usual, most, of = variation
-        basis = f"GPUs, hosts and loaders differ: up to {most:.0%} in 9 of 10 {of}"
-        sources.append(_lengthening("rank variation", usual * mean_s, most * mean_s, basis))
+    sources += lengthening
     below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
+
+
+def uncalibrated_interference(hidden_s: float) -> IntervalSource:
+    """Of communication under compute that may slow it; `hidden_s`: so much of it."""
+    slowed_s = GLOO_SLOWDOWN * hidden_s
+    basis = (
+        f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
+        "(our testbed's rounds)"
+    )
+    return lengthening("uncalibrated interference", slowed_s, slowed_s, basis)
+
+
+def ranks_differ(variation: RankVariation, mean_s: float) -> IntervalSource:
+    """Ranks that are taken as equal, in a step of `mean_s`."""
+    usual, most, jobs = variation
+    basis = f"GPUs, hosts and loaders differ: up to {most:.0%} in 9 of 10 {jobs}"
+    return lengthening("rank variation", usual * mean_s, most * mean_s, basis)
+
+
+def lengthening(name: str, usual_s: float, most_s: float, basis: str) -> IntervalSource:
+    """What adds at most `usual_s` to half of all steps, and `most_s` to nine in ten."""
+    return IntervalSource(name, 0.0, most_s, basis, usual_s)
 
 
 def variants(uncertainties: Mapping[str, Uncertainty]) -> Iterator[dict[str, float]]:
@@ -196,10 +203,6 @@ def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s - source.usual_s for source in sources))
     return below_s, above_s + sum(source.usual_s for source in sources)
-
-
-def _lengthening(name: str, usual_s: float, most_s: float, basis: str) -> IntervalSource:
-    return IntervalSource(name, 0.0, most_s, basis, usual_s)
 
 
 def edges(uncertainty: Uncertainty) -> tuple[float, float]:

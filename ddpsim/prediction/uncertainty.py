@@ -17,17 +17,25 @@ from ddpsim.prediction.interval import (
     MANY_STEPS,
     MEASURED_DEVICE,
     MEASURED_HOST,
+    QUEUED_MOST_S,
+    QUEUED_USUAL_S,
     RECURRENT,
     ROOFLINE,
+    SHORT_MESSAGE_BYTES,
     STATED_HOST,
     UNEQUAL_RANKS,
     UNKNOWN_DEVICE,
     RankVariation,
     edges,
+    lengthening,
+    ranks_differ,
+    uncalibrated_interference,
 )
 from ddpsim.prediction.job import Job
 from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.result.model import IntervalSource
 from ddpsim.scenario import catalog
+from ddpsim.strategies.zero.zero_redundancy import UPDATED_PARAMETER
 from ddpsim.units import format_duration
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.zoo.table import is_convolutional, is_recurrent
@@ -48,6 +56,30 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
         "overheads": Uncertainty(copies, _OF_COPIES) if copies else None,
     }
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
+
+
+def lengthenings(job: Job, mean_s: float, hidden_s: float) -> Iterator[IntervalSource]:
+    """What can only lengthen a step of `mean_s`, with `hidden_s` of communication under compute."""
+    if hidden_s > 0 and job.network.interference is None:
+        yield uncalibrated_interference(hidden_s)
+    if hidden_s > 0 and job.scenario.ddp.zero.may_hide_nothing:
+        basis = "profiles of jobs before DeepSpeed 0.19 show none (NVlabs/alpamayo-recipes#24)"
+        yield lengthening("DeepSpeed's overlap", hidden_s, hidden_s, basis)
+    if short := _queued_short_messages(job):
+        most = format_duration(QUEUED_MOST_S)
+        basis = f"{short:.0f} short messages wait in a queue: up to {most} longer each"
+        yield lengthening("gloo's queue", short * QUEUED_USUAL_S, short * QUEUED_MOST_S, basis)
+    if variation := rank_variation(job):
+        yield ranks_differ(variation, mean_s)
+
+
+def _queued_short_messages(job: Job) -> float:
+    """Parameters of a step that gloo broadcasts from a queue, of those that are short messages."""
+    if job.scenario.ddp.backend != "gloo":
+        return 0.0
+    period = job.program.steady_period
+    sent = [each for step in period for each in step.sent if each.cause == UPDATED_PARAMETER]
+    return sum(each.size_bytes < SHORT_MESSAGE_BYTES for each in sent) / len(period)
 
 
 def rank_variation(job: Job) -> RankVariation | None:

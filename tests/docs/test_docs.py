@@ -222,6 +222,10 @@ def test_what_can_only_lengthen_a_step() -> None:
         f"{100 * hidden:.0f} % of the hidden communication",
         "all",
     ]
+    assert table["parameters below 64 KiB that ZeRO-1 broadcasts over gloo"] == [
+        f"{1e3 * each_s:.2g} ms each"
+        for each_s in (interval.QUEUED_MOST_S, interval.QUEUED_USUAL_S)
+    ]
     for row, told in (
         ("ranks, hosts and loaders that may differ", "images"),
         ("the same of language models", "other"),

@@ -9,7 +9,14 @@ import pytest
 from shipped_scenarios import predict, suggested
 
 import ddpsim
-from ddpsim.prediction.interval import RankVariation, prediction_interval, together
+from ddpsim.prediction.interval import (
+    RankVariation,
+    lengthening,
+    prediction_interval,
+    ranks_differ,
+    together,
+    uncalibrated_interference,
+)
 from ddpsim.provenance import Uncertainty
 from ddpsim.report.text import render
 from ddpsim.result.model import IntervalSource
@@ -94,10 +101,11 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
         8.8,
         step_s,
         known,
-        calibrated=False,
-        variation=RankVariation(0.04, 0.12, "jobs"),
-        may_hide_nothing=True,
-        hidden_comm_s=1.5,
+        [
+            uncalibrated_interference(1.5),
+            lengthening("DeepSpeed's overlap", 1.5, 1.5, ""),
+            ranks_differ(RankVariation(0.04, 0.12, "jobs"), 8.8),
+        ],
         spread_s=(8.5, 9.2),
     )
     z = 1.2815515655446004  # 80 % of a normal distribution lie within so many sigma
@@ -124,16 +132,22 @@ def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it
         1.0,
         lambda data=1.0: data,
         {"data": Uncertainty(1.0, "c")},
-        calibrated=True,
-        variation=None,
-        may_hide_nothing=False,
-        hidden_comm_s=1.5,
+        [],
         spread_s=(1.0, 1.0),
     )
     assert [source.input for source in found.sources] == ["data rate"]
     assert (found.level, found.low) == (0.8, pytest.approx(math.exp(-1.2815515655446004)))
     wide = (IntervalSource("a", 3.0, 4.0, ""), IntervalSource("b", 4.0, 3.0, ""))
     assert together(wide) == (5.0, 5.0)
+
+
+def test_short_messages_in_the_queue_of_gloo_can_only_lengthen() -> None:
+    """The model has 49 parameters below 64 KiB."""
+    zero1, ddp = (predict("gloo-cpu", f"ddp.strategy={name}") for name in ("zero1", "ddp"))
+    (queue,) = (s for s in zero1.prediction_interval_s.sources if s.input == "gloo's queue")
+    assert (queue.low_s, queue.usual_s) == (0.0, pytest.approx(49 * 0.28e-3))
+    assert queue.high_s == pytest.approx(49 * 0.55e-3)
+    assert all(source.input != "gloo's queue" for source in ddp.prediction_interval_s.sources)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from published_hosts import PublishedHost, published_hosts
 from published_steps import rms
 
 from calibrate.fit.device.fit import device_of_kernels
-from ddpsim.prediction.interval import ROOFLINE, prediction_interval
+from ddpsim.prediction.interval import ROOFLINE, prediction_interval, ranks_differ
 from ddpsim.provenance import Z_80
 from ddpsim.scenario.device import Device
 from held_out.efficiency import Place, Reached, Times, fitted
@@ -234,15 +234,9 @@ def _predicted(row: Row, told: Constants) -> Held:
     device, is_known = told.of(row), row.mostly in told.places
     on_device = row.on(device)
     usual_s = on_device.step_s()
+    longer = [ranks_differ(row.variation, usual_s)] if row.variation else []
     interval = prediction_interval(
-        usual_s,
-        on_device.step_s,
-        on_device.uncertainties,
-        calibrated=True,
-        variation=row.variation,
-        may_hide_nothing=False,
-        hidden_comm_s=0.0,
-        spread_s=(usual_s, usual_s),
+        usual_s, on_device.step_s, on_device.uncertainties, longer, (usual_s, usual_s)
     )
     regime = HOST_BOUND if on_device.host_share > 1 else DEVICE_BOUND
     edges_s = interval.low, interval.high

@@ -21,6 +21,7 @@ from ddpsim.strategies.strategy import ResidentBytes
 from ddpsim.strategies.training_loop.around_steps import Around
 from ddpsim.workload.model import Model, Parameter, Work
 
+UPDATED_PARAMETER = "updated parameter"  # the cause of a broadcast in a queue of them
 _PHASES = {"buffers": "broadcasts of parameters and buffers"}
 
 _Partition = tuple[tuple[int, ...], ...]
@@ -94,9 +95,10 @@ class ZeroRedundancy(Around):
             yield instruction
 
     def _send_parameters(self, launched: int) -> Iterator[Instruction]:
-        cause = "updated parameter"
         for number, size_bytes in enumerate(self._sent_bytes, launched):
-            yield Communicate(number, self._launch_ns, "broadcast", size_bytes, cause=cause)
+            yield Communicate(
+                number, self._launch_ns, "broadcast", size_bytes, cause=UPDATED_PARAMETER
+            )
         for number, _ in enumerate(self._sent_bytes, launched):
             yield Await(number)
 
