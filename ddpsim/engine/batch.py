@@ -74,8 +74,9 @@ def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple
             key = asked.program.steady_period[0].shape, asked.plan.period, mesh
             groups[key][place] = asked
     for (_, ranks, _), group in groups.items():
-        few = ranks == 1 and len(group) < _FEW_LANES
-        found |= _begun_alone_s(group) if few else _begun_late_s(group, suffices)
+        differ = any(each.sums for each in group.values())  # for good, from a usual rank
+        alone = ranks == 1 and not differ and len(group) < _FEW_LANES
+        found |= _begun_alone_s(group) if alone else _begun_late_s(group, suffices)
     left = [place for place in range(len(requests)) if place not in found]
     steps = _run_different([requests[place] for place in left], lambda _: None, counts=False)
     found |= {place: 2 * (step.mean_s,) for place, step in zip(left, steps, strict=True)}
@@ -102,25 +103,26 @@ def _begun_late_s(
     """Lengths of a step in seconds, by places: the least and the most, or the mean twice.
 
     Jobs whose hosts fall behind are left out. Steps that do not come again have the mean of the
-    last half.
+    last half or more, on the rank that ends last.
     """
     import numpy as np  # noqa: PLC0415 -- slow to import
 
     asked, ranks = list(group.values()), next(iter(group.values())).plan.period
     hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in asked]
     lanes = _lanes(ranks, list(zip(group, map(Trial, hosts, asked), strict=True)), counts=False)
+    stood_ns = [each.sums.stood_ns if each.sums else None for each in asked]
     now_ns = np.full((len(asked), ranks), _LATE_NS)
-    lasts_ns: list[Ticks] = []
-    for i, each in enumerate(asked):
-        if each.sums and each.sums.stood_ns is not None:
-            now_ns[i] += each.sums.stood_ns
+    now_ns += np.stack([np.zeros(ranks) if each_ns is None else each_ns for each_ns in stood_ns])
     lanes.begin_late(now_ns)
+    count, middles = 0, [(0, now_ns.copy())] * 2  # moments after 2^k steps, the last two such
     try:
         for lengths_ns in islice(lanes.trained(), MOST_MORE):
-            if not lasts_ns and len(few := _ahead(group, hosts, lengths_ns)) < len(group):
+            if not count and len(few := _ahead(group, hosts, lengths_ns)) < len(group):
                 return _begun_late_s(few, suffices) if few else {}
             now_ns += lengths_ns
-            lasts_ns.append(now_ns.max(axis=1))
+            count += 1
+            if count.bit_count() == 1:
+                middles = [middles[1], (count, now_ns.copy())]
             edges_s = np.stack([lengths_ns.min(axis=1), lengths_ns.max(axis=1)], axis=1) / NS_PER_S
             held = zip(group, map(tuple, edges_s.tolist()), strict=True)
             told = {place: each for place, each in held if suffices(place, *each)}
@@ -129,8 +131,9 @@ def _begun_late_s(
                 break
     except OverflowError:
         return {}
-    half = len(lasts_ns) // 2
-    means_ns = (lasts_ns[-1] - lasts_ns[-1 - half]) / max(1, half)
+    middle, middle_ns = middles[0]
+    trials, last = np.arange(len(asked)), now_ns.argmax(axis=1)
+    means_ns = (now_ns - middle_ns)[trials, last] / (count - middle)
     means_ns = means_ns.clip(lengths_ns.min(axis=1), lengths_ns.max(axis=1))
     for i, (place, past) in enumerate(zip(group, lanes.past, strict=True)):
         cycle_ns, sums = past.cycle_ns, asked[i].sums

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jobs.random_jobs import models, scenarios
 
@@ -18,7 +18,7 @@ from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.engine.batch import mean_steps_s, run_many, step_ranges_s
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.least import least_step_s
-from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.noise import draw_slowdowns, lasting_factors
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.prediction.job import Job
@@ -71,6 +71,7 @@ def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: 
 
 
 @settings(max_examples=30)
+@example(("resnet18", False), "auto", 1, 1, "compute", 1.0, 23)
 @given(
     st.sampled_from([("resnet18", True), ("resnet18", False), ("bert-base", True)]),
     st.sampled_from(["auto", "ring", "hierarchical"]),
@@ -99,6 +100,17 @@ def test_models(
         run={"seed": seed},
     )
     check(asked.calm_request(**{term: factor}))
+
+
+def test_one_rank_that_is_slower_than_usual() -> None:
+    """Its job, and each variant of it, however often it is asked for."""
+    cluster = {"nodes": 1, "gpus_per_node": 1, "stragglers": STRAGGLERS | {"sigma": 0.5}}
+    workload = {"model": "resnet18", "batch_per_rank": 256}
+    slow = job(cluster=cluster, workload=workload)
+    usual = job(cluster=cluster | {"stragglers": None}, workload=workload)
+    (usual_s,) = mean_steps_s([usual.calm_request()])
+    factor = lasting_factors(slow.scenario.cluster, slow.scenario.run.seed)[0]
+    assert check(slow.calm_request()) == pytest.approx(factor * usual_s, rel=0.01)
 
 
 def test_ranks_around_a_long_ring() -> None:
