@@ -7,6 +7,7 @@ from itertools import cycle
 from math import exp
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -265,33 +266,33 @@ def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path
 
     What belongs to a layout and a line rate has one colour.
     """
-    from plotly.graph_objects import Figure, Scatter  # noqa: PLC0415 -- most of a second
-    from plotly.subplots import make_subplots  # noqa: PLC0415
+    from ddpsim.report.page.charts import Chart, axis, figure, points  # noqa: PLC0415 -- slow
+    from ddpsim.report.page.shell import answer_page  # noqa: PLC0415
 
-    figure: Figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3])
-    samples = _in_order(samples)
-    labels = dict.fromkeys(_label(sample) for sample in samples)
-    for label, colour in zip(labels, cycle(OKABE_ITO), strict=False):
-        here = [sample for sample in samples if _label(sample) == label]
-        sizes = [sample.size_bytes for sample in here]
-        points = [sample.point for sample in here]
-        predicted_s = collective_times_s("all_reduce", model, points)
-        errors = 100 * np.expm1(relative_residuals(model, here))
-        measured_s = [sample.time_s for sample in here]
-        style: dict[str, object] = {"legendgroup": label, "mode": "markers", "marker_color": colour}
-        figure.add_trace(Scatter(x=sizes, y=measured_s, name=f"{label} measured", **style), 1, 1)
-        style |= {"mode": "lines", "line_color": colour}
-        figure.add_trace(Scatter(x=sizes, y=predicted_s, name=f"{label} fitted", **style), 1, 1)
-        style |= {"mode": "lines+markers", "showlegend": False}
-        figure.add_trace(Scatter(x=sizes, y=errors.tolist(), name=f"{label} error", **style), 2, 1)
+    by_label: dict[str, list[Sample]] = {}
+    for sample in _in_order(samples):
+        by_label.setdefault(_label(sample), []).append(sample)
+    times, errors = list[dict[str, Any]](), list[dict[str, Any]]()
+    for (label, here), colour in zip(by_label.items(), cycle(OKABE_ITO.values()), strict=False):
+        sizes, look = [s.size_bytes for s in here], {"color": colour}
+        measured_s = [s.time_s for s in here]
+        predicted_s = list(collective_times_s("all_reduce", model, [s.point for s in here]))
+        percent = (100 * np.expm1(relative_residuals(model, here))).tolist()
+        marks, says = {"mode": "markers", "marker": look}, "%{x} B: %{y:.4~g} s"
+        times.append(points(f"{label} measured", sizes, measured_s, says, **marks))
+        times.append(points(f"{label} fitted", sizes, predicted_s, says, mode="lines", line=look))
+        says = "%{x} B: %{y:+.2~f} %"
+        errors.append(points(label, sizes, percent, says, line=look, marker=look))
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
-    figure.update_xaxes(title_text="message (bytes)", row=2, col=1, **decades)
-    figure.update_xaxes(row=1, col=1, **decades)
-    figure.update_yaxes(title_text="all-reduce (s)", row=1, col=1, **decades)
-    figure.update_yaxes(title_text="error of the fitted model (%)", row=2, col=1)
-    below = {"orientation": "h", "yanchor": "top", "y": -0.15}
-    figure.update_layout(title_text="All-reduces: measured and fitted", height=720, legend=below)
-    write_atomically(path, figure.to_html(include_plotlyjs=True))
+    x, y = (axis(title, **decades) for title in ("message (bytes)", "all-reduce (s)"))
+    drawn = figure(times, 480, x, y), figure(errors, 320, x, axis("error (%)"))
+    words = "Marks are measured, lines fitted.", "Predicted over measured, minus one."
+    charts = [
+        Chart("times", "Times by size", words[0], drawn[0]),
+        Chart("errors", "Errors of the fitted model", words[1], drawn[1]),
+    ]
+    table = residual_table(model, samples)
+    write_atomically(path, answer_page("All-reduces: measured and fitted", charts, table))
 
 
 def _in_order(samples: Sequence[Sample]) -> list[Sample]:

@@ -8,7 +8,6 @@ from typing import Any
 from ddpsim.errors import missing
 from ddpsim.report.page import charts
 from ddpsim.report.page.looks import OKABE_ITO
-from ddpsim.report.page.tables import parts
 from ddpsim.result.capacity import CapacityPlan
 from ddpsim.result.changes import Comparison, Explanation, Tuning
 from ddpsim.result.diagnosis import Diagnosis
@@ -24,7 +23,8 @@ __all__ = ["Figure", "figure_of"]
 
 # by the names of the page's style sheet; what has no colour of its own there is grey
 _GREYS = {"--ground": "#8a939c", "--idle": "#8a939c", "--line": "#d5dae0", "--edge": "#1b1f24"}
-_COLOURS = {name: colour for colour, name in OKABE_ITO.items()} | _GREYS
+_HATCHES = {"--hatch": "#7a3300", "--on-colour": "#000000"}
+_COLOURS = {name: colour for colour, name in OKABE_ITO.items()} | _GREYS | _HATCHES
 
 
 def figure_of(answer: Drawn) -> Figure:
@@ -57,44 +57,11 @@ def figure_of(answer: Drawn) -> Figure:
 
 
 def _step_figure(result: Result) -> dict[str, Any]:
-    bars = [
-        {
-            "type": "bar",
-            "name": part.name,
-            "x": [part.time_s * 1e3],
-            "y": ["step"],
-            "orientation": "h",
-            "marker": {
-                "color": part.look.colour,
-                "pattern": {"shape": "/" if part.look.hatched else ""},
-            },
-            "hovertemplate": "%{fullData.name}: %{x:.4~g} ms<extra></extra>",
-        }
-        for part in parts(result)
-        if part.time_s
-    ]
-    layout = {
-        "barmode": "stack",
-        "height": 340,
-        "legend": {"traceorder": "normal"},
-        "xaxis": {"title": {"text": "ms"}},
-    }
-    return {"data": [*bars, _step(result)], "layout": layout}
-
-
-def _step(result: Result) -> dict[str, Any]:
-    """The mean step, with the edges of its interval where there is one."""
-    mean_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
-    return {
-        "type": "scatter",
-        "name": f"step, {interval_name(interval)}" if interval else "step",
-        "x": [mean_s * 1e3],
-        "y": ["step"],
-        "mode": "markers",
-        "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
-        "error_x": charts.edges([mean_s], [result.edges_s], 1e3),
-        "hovertemplate": "step: %{x:.4~g} ms<extra></extra>",
-    }
+    interval = result.prediction_interval_s
+    name = f"step, {interval_name(interval)}" if interval else "step"
+    data = charts.steps(["step"], [result], name, is_upright=False)
+    layout = {"barmode": "stack", "legend": {"traceorder": "normal"}}
+    return charts.figure(data, 340, charts.axis("ms"), {}, **layout)
 
 
 def _coloured(value: Any) -> Any:

@@ -5,19 +5,23 @@ Pages take them as they are; notebooks put hues in place of the names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import cycle
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from ddpsim.report.page.looks import Look
+from ddpsim.report.page.tables import parts
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison, Sensitivity, Tuning
 from ddpsim.result.diagnosis import WORTH_SAYING, Diagnosis
+from ddpsim.result.model import Result
 from ddpsim.result.sweep import Point, Sweep
 
-LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
+_LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
+MARK = {"color": "--ink", "symbol": "diamond", "size": 8}
 _DAY_S = 86400.0
 _CHANGE = "change of the step, ms"
 _SERIES = ("--backward", "--exposed", "--hidden", "--copies", "--optimizer", "--forward")
@@ -36,6 +40,32 @@ class Chart(NamedTuple):
     figure: dict[str, Any]
 
 
+def axis(title: str, **options: Any) -> dict[str, Any]:
+    """An axis under its title, in plotly's words."""
+    return {"title": {"text": title}, **options}
+
+
+def figure(
+    data: Iterable[dict[str, Any]],
+    height: int,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    **layout: Any,
+) -> dict[str, Any]:
+    """What plotly draws between two axes, with a legend below where there is something to tell."""
+    own = {"height": height, "legend": _LEGEND_BELOW, "xaxis": x, "yaxis": y}
+    return {"data": list(data), "layout": own | layout}
+
+
+def points(
+    name: str, x: Sequence[Any], y: Sequence[Any], says: str, **options: Any
+) -> dict[str, Any]:
+    """Points with lines between them, or as `mode` says; `says`: what hovering over one shows."""
+    own: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "marker": {"size": 8}}
+    own |= {"hovertemplate": f"{says}<extra></extra>"} if says else {}
+    return own | {"name": name, "x": x, "y": y} | options
+
+
 def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
     """Steps over the values of the first axis, a line for all else that is the same."""
     keys = ", ".join(sweep.axes[0][0]) if sweep.axes else "no axis"
@@ -49,9 +79,9 @@ def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
 def comparison_charts(comparison: Comparison) -> Iterator[Chart]:
     """The changes that can be had, the fastest on top."""
     known = [change for change in comparison.changes if not change.problem]
-    figure = _changes_figure(sorted(known, key=lambda change: change.change_s))
+    drawn = _changes_figure(sorted(known, key=lambda change: change.change_s))
     against = f" against {comparison.baseline}" if comparison.baseline else ""
-    yield Chart("changes", f"Change of the step{against}", _VERDICTS, figure)
+    yield Chart("changes", f"Change of the step{against}", _VERDICTS, drawn)
 
 
 def tuning_charts(tuning: Tuning, caps: Comparison | None = None) -> Iterator[Chart]:
@@ -84,10 +114,10 @@ def _changes_figure(changes: Sequence[Change]) -> dict[str, Any]:
         for each in changes
     ]
     names, values = [each.title for each in changes], [each.change_s for each in changes]
-    figure = _bars(names, [value * 1e3 for value in values], _CHANGE, colours)
+    drawn = _bars(names, [value * 1e3 for value in values], _CHANGE, colours)
     bounds = [(each.low_s, each.high_s) for each in changes]
-    figure["data"][0]["error_x"] = edges(values, bounds, 1e3)
-    return figure
+    drawn["data"][0]["error_x"] = edges(values, bounds, 1e3)
+    return drawn
 
 
 def sensitivity_figure(entries: Sequence[Sensitivity]) -> dict[str, Any]:
@@ -135,12 +165,8 @@ def _bars(
         "hovertemplate": "%{y}: %{x:.4~g}<extra></extra>",
     }
     a_row = 14 + 17 * max(map(len, rows), default=1)  # px
-    layout = {
-        "height": 90 + a_row * len(rows),
-        "xaxis": {"title": {"text": unit}},
-        "yaxis": {"type": "category", "autorange": "reversed"},
-    }
-    return {"data": [bars], "layout": layout}
+    categories = {"type": "category", "autorange": "reversed"}
+    return figure([bars], 90 + a_row * len(rows), axis(unit), categories)
 
 
 def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
@@ -151,44 +177,56 @@ def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
             label = shown(", ".join(map(str, point.settings[len(keys) :])))
             series.setdefault(label, []).append(point)
     lines = [
-        _line(name, points, len(keys), colour)
-        for (name, points), colour in zip(series.items(), cycle(_SERIES), strict=False)
+        _line(name, same, len(keys), colour)
+        for (name, same), colour in zip(series.items(), cycle(_SERIES), strict=False)
     ]
-    layout = {
-        "height": 420 + 20 * len(series),
-        "showlegend": len(series) > 1,
-        "legend": LEGEND_BELOW,
-        "xaxis": {
-            "title": {"text": shown(", ".join(keys))},
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": [shown(" with ".join(value)) for value in values],
-        },
-        "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
-    }
-    return {"data": lines, "layout": layout}
+    order = [shown(" with ".join(value)) for value in values]
+    x = axis(shown(", ".join(keys)), type="category", categoryorder="array", categoryarray=order)
+    y = axis("step, ms", rangemode="tozero")
+    return figure(lines, 420 + 20 * len(series), x, y, showlegend=len(series) > 1)
 
 
-def _line(name: str, points: Sequence[Point], moving: int, colour: str) -> dict[str, Any]:
+def _line(name: str, same: Sequence[Point], moving: int, colour: str) -> dict[str, Any]:
     """The steps of points of which the first `moving` settings differ."""
-    steps_s = [point.brief.iteration_time_s.mean for point in points if point.brief]
-    bounds = [point.interval_s for point in points]
+    steps_s = [point.brief.iteration_time_s.mean for point in same if point.brief]
+    bounds = [point.interval_s for point in same]
     bars = {"error_y": edges(steps_s, bounds, 1e3) | {"color": colour}} if any(bounds) else {}
+    places = [shown(" with ".join(value for _, value in p.settings[:moving])) for p in same]
+    symbols = ["circle" if point.usable else "circle-open" for point in same]
+    looks = {"line": {"color": colour}, "marker": {"size": 8, "symbol": symbols}}
+    says = "%{x}: %{y:.4~g} ms"
+    return points(name, places, [step_s * 1e3 for step_s in steps_s], says, **looks, **bars)
+
+
+def steps(
+    names: Sequence[str], results: Sequence[Result], step: str, *, is_upright: bool
+) -> list[dict[str, Any]]:
+    """A bar a result, stacked from the parts that take time, and marks of `step` with intervals."""
+    along, length = ("x", "y") if is_upright else ("y", "x")
+    bars = [
+        {"type": "bar", "name": same[0].name, "marker": _marker(same[0].look)}
+        | {along: names, length: [part.time_s * 1e3 for part in same]}
+        | {"orientation": "v" if is_upright else "h"}
+        | {"hovertemplate": f"%{{fullData.name}}: %{{{length}:.4~g}} ms<extra></extra>"}
+        for same in zip(*map(parts, results), strict=True)
+        if any(part.time_s for part in same)
+    ]
+    means_s = [result.iteration_time_s.mean for result in results]
+    spread = {f"error_{length}": edges(means_s, [result.edges_s for result in results], 1e3)}
+    at = (names, [1e3 * mean_s for mean_s in means_s])
+    says = f"step: %{{{length}:.4~g}} ms"
+    x, y = at if is_upright else at[::-1]
+    return [*bars, points(step, x, y, says, mode="markers", marker=MARK, **spread)]
+
+
+def _marker(look: Look) -> dict[str, Any]:
+    hatch = {"shape": "/" if look.hatched else "", "size": 7, "solidity": 0.35}
+    colours = {"fgcolor": look.over, "bgcolor": look.colour, "fgopacity": 1}
     return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": [
-            shown(" with ".join(value for _, value in point.settings[:moving])) for point in points
-        ],
-        "y": [step_s * 1e3 for step_s in steps_s],
-        "line": {"color": colour},
-        "marker": {
-            "size": 8,
-            "symbol": ["circle" if point.usable else "circle-open" for point in points],
-        },
-        "hovertemplate": "%{x}: %{y:.4~g} ms<extra></extra>",
-    } | bars
+        "color": look.colour,
+        "line": {"color": look.edge, "width": 0.75},
+        "pattern": hatch | colours | {"fillmode": "replace"},
+    }
 
 
 def _in_days(size: Capacity) -> tuple[float, float, float]:
@@ -212,24 +250,17 @@ def _plan(
     """A line over GPUs with a band, both axes by powers; the answer is marked."""
     gpus = [size.gpus for size in plan.sizes]
     middle, low, high = (list(each) for each in zip(*values, strict=True))
-    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-    shown = {"x": gpus, "hovertemplate": "%{x} GPUs: %{y:.3~g}<extra></extra>"}
-    chosen = gpus.index(plan.answer.gpus)
+    says, chosen = "%{x} GPUs: %{y:.3~g}", gpus.index(plan.answer.gpus)
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    mark = {"mode": "markers", "marker": MARK | {"size": 12}}
     data = [
-        edge | {"x": gpus, "y": low, "showlegend": False},
-        edge | {"x": gpus, "y": high, "name": band, "fill": "tonexty", "fillcolor": "--line"},
-        shown | {"type": "scatter", "mode": "lines+markers", "name": title, "y": middle}
-        | {"line": {"color": "--backward"}},
-        {"type": "scatter", "mode": "markers", "name": "answer", "x": [gpus[chosen]]}
-        | {"y": [middle[chosen]], "marker": {"color": "--ink", "symbol": "diamond", "size": 12}},
-    ]  # fmt: skip
-    layout = {
-        "height": 380,
-        "legend": LEGEND_BELOW,
-        "xaxis": {"title": {"text": "GPUs"}, "type": "log", "tickvals": gpus},
-        "yaxis": {"title": {"text": title}, "type": "log", **_ticks(min(low), max(high))},
-    }
-    return {"data": data, "layout": layout}
+        points("", gpus, low, "", **edge, showlegend=False),
+        points(band, gpus, high, "", **edge, fill="tonexty", fillcolor="--line"),
+        points(title, gpus, middle, says, line={"color": "--backward"}),
+        points("answer", [gpus[chosen]], [middle[chosen]], "", **mark),
+    ]
+    y = axis(title, type="log", **_ticks(min(low), max(high)))
+    return figure(data, 380, axis("GPUs", type="log", tickvals=gpus), y)
 
 
 def _ticks(low: float, high: float) -> dict[str, list[float]]:

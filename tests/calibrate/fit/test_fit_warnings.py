@@ -170,8 +170,8 @@ def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     write_residual_figure(gloo_ring(), samples[1:], path)
     text = path.read_text(encoding="utf-8")
     assert "2 x 1 ranks" in text
-    figure = text.rsplit("Plotly.newPlot(", 1)[1]
-    assert set(re.findall(r'"marker":\{"color":"(#\w+)"\}', figure)) == {"#0072b2"}
+    data = text.split('id="data">')[1].split("</script>")[0]
+    assert set(re.findall(r'"marker":\{"color":"(--\w+)"\}', data)) == {"--backward"}
     assert "<script src=" not in text  # it needs no network
 
 

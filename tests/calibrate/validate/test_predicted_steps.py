@@ -210,7 +210,7 @@ def test_the_page_needs_no_other_file_and_holds_every_case(tmp_path: Path) -> No
     assert "src=" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert "&lt;rounds&gt;.json" in text
     assert "best naive" in text
-    assert "Skill: the share of cases that are within a third" in text
+    assert "the share of cases that are within a third" in text
     assert "rounds>.json" in summary(validation)
 
 
