@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from statistics import median
 
@@ -15,9 +14,11 @@ from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.events import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import (
+    FAR_APART,
+    LEAST_BYTES,
+    AllReduceLog,
     Bandwidths,
     Layout,
-    Measured,
     Operation,
     OtherCollectiveError,
     bus_factor,
@@ -38,16 +39,14 @@ from ddpsim.importers.text import (
     whole,
 )
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.units import format_bytes, format_bytes_per_s, format_duration, parse_bytes
+from ddpsim.units import format_bytes_per_s, format_duration, parse_bytes
 
-_LEAST_BYTES = 2**20  # smaller messages stay in caches
+__all__ = ["AllReduceLog", "read_all_reduce"]
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 _MOST_BYTES = 4 * 10**8  # of a log whose table is read
 _WANTED = "an nccl-tests log or our CSV"
-_ENOUGH = 3  # sizes from _LEAST_BYTES up, to tell of those of DDP
-_FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
 _NAMED = 4  # sizes that a warning names
 _NO_RANKS = "is a Chakra execution trace, which does not tell the number of ranks"
 _OSU = re.compile(r"#\s*OSU\s+(?P<library>\S{1,40})\s{1,8}(?P<test>\S.{0,60}?)\s{1,8}Latency Test")
@@ -63,69 +62,6 @@ _BANDWIDTH = re.compile(
 )
 _NO_NODES = "does not say on how many nodes its ranks were"
 _Found = list[tuple[int, re.Match[str]]]
-
-
-@dataclass(frozen=True)
-class AllReduceLog:
-    """All-reduce times by message size, on `nodes` x `gpus_per_node` ranks.
-
-    `samples` are (size in bytes, time in seconds), by rising size, one per size (the median);
-    `gpus` the names of the GPUs, where they are told; `warnings` what of the file is not used.
-    `out_of_place` are the same of another buffer, where they were measured too; `ranks_listed`:
-    the file says its layout itself. A log of another collective has its times in the same way.
-    """
-
-    source: str
-    kind: str
-    nodes: int
-    gpus_per_node: int
-    samples: tuple[tuple[int, float], ...]
-    gpus: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    out_of_place: tuple[tuple[int, float], ...] = ()
-    ranks_listed: bool = True
-
-    @property
-    def spread(self) -> float | None:
-        """How far two times of one size lie apart, in and out of place; None: it is not told.
-
-        Pooled standard deviation of their logarithms, from 1 MiB up where enough sizes are.
-        """
-        told = self._ratios()
-        usual = [ratio for size, ratio in told.items() if size >= _LEAST_BYTES]
-        ratios = usual if len(usual) >= _ENOUGH else [*told.values()]
-        squares = [math.log(ratio) ** 2 / 2 for ratio in ratios]
-        return math.sqrt(sum(squares) / len(squares)) if squares else None
-
-    @property
-    def apart(self) -> tuple[int, ...]:
-        """The sizes at which in place and out of place differ by more than 1.5 x."""
-        told = self._ratios().items()
-        return tuple(size for size, ratio in told if max(ratio, 1 / ratio) > _FAR_APART)
-
-    @property
-    def range_bytes(self) -> tuple[int, int]:
-        """The least and the largest size measured."""
-        return self.samples[0][0], self.samples[-1][0]
-
-    @property
-    def range_in_words(self) -> str:
-        """The least and the largest size measured: "1 KiB to 1 GiB"."""
-        return " to ".join(map(format_bytes, self.range_bytes))
-
-    def covers(self, size_bytes: int) -> bool:
-        """Whether a message size lies within the measured ones."""
-        low, high = self.range_bytes
-        return low <= size_bytes <= high
-
-    def _ratios(self) -> dict[int, float]:
-        other = dict(self.out_of_place)
-        return {size: time_s / other[size] for size, time_s in self.samples if size in other}
-
-    @property
-    def world_size(self) -> int:
-        """Ranks that took part."""
-        return self.nodes * self.gpus_per_node
 
 
 def read_all_reduce(
@@ -147,10 +83,8 @@ def read_all_reduce(
             source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
         )
     if begin.lstrip().startswith("{"):
-        read = "nccl-tests JSON", read_json(source.given, read_text(source, _WANTED), operation)
-    else:
-        read = _read_lines(source.given, lines, operation, layout)
-    return _log(source.given, *read, operation)
+        return _whole(read_json(source.given, read_text(source, _WANTED), operation), operation)
+    return _whole(_read_lines(source.given, lines, operation, layout), operation)
 
 
 def _of_jobs_traces(
@@ -183,29 +117,34 @@ def _of_jobs_traces(
         )
     waits = f"{name} is of one rank: its all-reduces hold the waits for the others"
     warnings = (waits,) if is_one and ranks != 1 else ()
-    measured = Measured((nodes, gpus), list(points.items()), warnings=warnings)
-    return _log(name, kind, measured._replace(ranks_listed=bool(ranks)), operation)
+    samples = tuple(points.items())
+    log = AllReduceLog(name, kind, nodes, gpus, samples, (), warnings, ranks_listed=bool(ranks))
+    return _whole(log, operation)
 
 
 def _read_lines(
     name: str, lines: list[str], operation: Operation, layout: Layout | None
-) -> tuple[str, Measured]:
-    """The kind of a log or a table, and what it says."""
+) -> AllReduceLog:
+    """Read a log or a table, by what stands in its lines."""
     header = header_of(lines, _CSV_COLUMNS)
     if header is not None:
         if operation != "all_reduce":
             raise OtherCollectiveError(name, f"holds all-reduces alone (CSV), and no {operation}")
-        return "all-reduce CSV", _read_csv(name, lines, header)
-    if told := _read_table(name, lines, operation, layout):
-        return told
+        return _read_csv(name, lines, header)
+    if titles := _found(_OSU, lines):
+        return _read_osu(name, lines, titles, operation, layout)
+    if headers := _found(_BANDWIDTHS, lines):
+        if len(headers) > 1:
+            raise ImportFailedError(name, "holds several tables; keep one a file", headers[1][0])
+        return _read_bandwidths(name, lines, operation, layout)
     wanted = (
         "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
         f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"
     )
-    return "nccl-tests log", read_text_log(name, lines, wanted, operation, layout)
+    return read_text_log(name, lines, wanted, operation, layout)
 
 
-def _read_csv(name: str, lines: list[str], header: int) -> Measured:
+def _read_csv(name: str, lines: list[str], header: int) -> AllReduceLog:
     samples, layouts = [], set()
     for line, row in table(name, lines[header:], _CSV_COLUMNS, header + 1):
         size, nodes, gpus = (
@@ -214,7 +153,7 @@ def _read_csv(name: str, lines: list[str], header: int) -> Measured:
         time_us = number(name, line, row["time_us"], "time_us", above_zero=True)
         samples.append((size, time_us * 1e-6))
         layouts.add((nodes, gpus))
-    return Measured(only_layout(name, layouts), samples)
+    return AllReduceLog(name, "all-reduce CSV", *only_layout(name, layouts), tuple(samples))
 
 
 def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -224,29 +163,19 @@ def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], .
     return tuple((size, median(times[size])) for size in sorted(times))
 
 
-def _log(name: str, kind: str, measured: Measured, operation: Operation) -> AllReduceLog:
-    nodes, gpus_per_node = measured.layout
-    ranks = nodes * gpus_per_node
-    for size, time_s in measured.samples:  # of another unit, or of something else
+def _whole(log: AllReduceLog, operation: Operation) -> AllReduceLog:
+    """A log with one time a size, and a warning of sizes whose two times differ."""
+    name, ranks = log.source, log.world_size
+    for size, time_s in log.samples:  # of another unit, or of something else
         busbw = bus_factor(operation, ranks) * size / time_s
-        if size >= _LEAST_BYTES and busbw > _FASTEST_BUSBW:
+        if size >= LEAST_BYTES and busbw > _FASTEST_BUSBW:
             raise ImportFailedError(
                 name,
                 f"says that {size} bytes took {time_s * 1e6:g} us on {ranks} ranks, which no link "
                 f"can reach (a bus bandwidth of {format_bytes_per_s(busbw)} a rank); is the time "
                 "in microseconds?",
             )
-    log = AllReduceLog(
-        name,
-        kind,
-        nodes,
-        gpus_per_node,
-        _by_size(measured.samples),
-        measured.gpus,
-        measured.warnings,
-        _by_size(measured.out_of_place),
-        measured.ranks_listed,
-    )
+    log = replace(log, samples=_by_size(log.samples), out_of_place=_by_size(log.out_of_place))
     return replace(log, warnings=(*log.warnings, *_said_apart(log)))
 
 
@@ -261,27 +190,10 @@ def _said_apart(log: AllReduceLog) -> tuple[str, ...]:
         for size in sizes[:_NAMED]
     ]
     named = ", ".join(each) + (", ..." if len(sizes) > _NAMED else "")
-    differ = f"times in place and out of place differ by more than {_FAR_APART:g} x"
+    differ = f"times in place and out of place differ by more than {FAR_APART:g} x"
     again = "measure again with nothing else running, and with more iterations (-w 20 -n 100)"
     at = f"{len(sizes)} of {len(log.samples)} sizes: {named}"
     return (f"{log.source}: {differ} at {at}; {again}",)
-
-
-def _read_table(
-    name: str, lines: Sequence[str], operation: Operation, layout: Layout | None
-) -> tuple[str, Measured] | None:
-    """The kind of a table and its times, on ranks of `layout`; None for another text.
-
-    Raises ImportFailedError.
-    """
-    if titles := _found(_OSU, lines):
-        return "OSU table", _read_osu(name, lines, titles, operation, layout)
-    if headers := _found(_BANDWIDTHS, lines):
-        if len(headers) > 1:
-            raise ImportFailedError(name, "holds several tables; keep one a file", headers[1][0])
-        told = _read_bandwidths(name, lines, operation, layout)
-        return "all_reduce_bench.py table", told
-    return None
 
 
 def _found(wanted: re.Pattern[str], lines: Iterable[str]) -> _Found:
@@ -291,7 +203,7 @@ def _found(wanted: re.Pattern[str], lines: Iterable[str]) -> _Found:
 
 def _read_osu(
     name: str, lines: Sequence[str], titles: _Found, operation: Operation, layout: Layout | None
-) -> Measured:
+) -> AllReduceLog:
     """Average latencies, the first column below a title and a header."""
     if operation not in _TESTS:  # whose sizes are those of one rank's part
         raise OtherCollectiveError(name, f"is of OSU, of which {operation} is not read")
@@ -309,26 +221,27 @@ def _read_osu(
     first, title = of_it[0]
     end = min((i for i, _ in titles if i > first), default=len(lines) + 1)
     begins = next((i for i, _ in _found(_LATENCIES, lines[: end - 1]) if i > first), end)
-    samples = [
+    samples = tuple(
         (size, number(name, i, row[2].split()[0], "latency", above_zero=True) * 1e-6)
         for i, row in _found(_LATENCY, lines[: end - 1])
         if i >= begins and (size := int(number(name, i, row[1], "size")))
-    ]
+    )
     if not samples:
         raise ImportFailedError(name, "this table of the OSU micro-benchmarks has no row", first)
-    layout = layout_of_ranks(name, None, layout, _OSU_NO_RANKS, first)
+    nodes, gpus = layout_of_ranks(name, None, layout, _OSU_NO_RANKS, first)
     others = [f"OSU's {found['test']} test (line {i})" for i, found in titles if i != first]
     only = f"{name}: {operation} is read; the file also holds {', '.join(others)}"
     # MPI's title names a device's library, such as MPI-CUDA, where buffers may lie on the GPU
     times = f"{name}: OSU times {title['library'].partition('-')[0]}'s collectives, out of place"
     times += " and in the host's memory" if title["library"] == "MPI" else ""
     warnings = (*([only] if others else []), f"{times}; DDP reduces in place on the GPU")
-    return Measured(layout, samples, warnings=warnings, ranks_listed=False)
+    kind = "OSU table"
+    return AllReduceLog(name, kind, nodes, gpus, samples, (), warnings, ranks_listed=False)
 
 
 def _read_bandwidths(
     name: str, lines: Sequence[str], operation: Operation, layout: Layout | None
-) -> Measured:
+) -> AllReduceLog:
     if operation != "all_reduce":
         raise ImportFailedError(
             name, f"holds all-reduces alone (all_reduce_bench.py), no {operation}"
@@ -357,9 +270,9 @@ def _read_bandwidths(
         called = f"of layout {named_layout(layout)}"
         check_bus_factor(name, bandwidths, "all_reduce", layout[0] * layout[1], called)
     none = f"{name}: rows whose algbw is printed as 0 are left out: lines {listed(left_out)}"
-    return Measured(
-        layout,
-        [(size, size / (algbw * 1e9)) for size, _, algbw in rows],
+    return AllReduceLog(
+        *(name, "all_reduce_bench.py table", *layout),
+        tuple((size, size / (algbw * 1e9)) for size, _, algbw in rows),
         tuple(sorted({found[1] or found[2] for _, found in _found(_GPU, lines)})),
         (none,) if left_out else (),
         ranks_listed=False,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.units import format_bytes
 
 Layout = tuple[int, int]  # nodes, GPUs of each
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather"]
@@ -27,6 +29,9 @@ _CALLED: dict[Operation, str] = {
     "all_gather": "an all-gather",
 }
 _TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+LEAST_BYTES = 2**20  # smaller messages stay in caches
+_ENOUGH = 3  # sizes from LEAST_BYTES up, to tell of those of DDP
+FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
 
 
 class OtherCollectiveError(ImportFailedError):
@@ -41,19 +46,68 @@ class NoLayoutError(ImportFailedError):
         super().__init__(path, message, line)
 
 
-class Measured(NamedTuple):
-    """Ranks as nodes and GPUs of each, (bytes, seconds) of their collectives, and the GPUs' names.
+@dataclass(frozen=True)
+class AllReduceLog:
+    """All-reduce times by message size, on `nodes` x `gpus_per_node` ranks.
 
-    No name: it is not told. `warnings`: what of the file is not used. `out_of_place`: (bytes,
-    seconds), where they were measured too. `ranks_listed`: the file says its layout itself.
+    `samples` are (size in bytes, time in seconds), by rising size, one per size (the median) once
+    the whole file is read; `gpus` the names of the GPUs, where they are told; `warnings` what of
+    the file is not used. `out_of_place` are the same of another buffer, where they were measured
+    too; `ranks_listed`: the file says its layout itself. A log of another collective has its times
+    in the same way.
     """
 
-    layout: Layout
-    samples: list[tuple[int, float]]
+    source: str
+    kind: str
+    nodes: int
+    gpus_per_node: int
+    samples: tuple[tuple[int, float], ...]
     gpus: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     out_of_place: tuple[tuple[int, float], ...] = ()
     ranks_listed: bool = True
+
+    @property
+    def spread(self) -> float | None:
+        """How far two times of one size lie apart, in and out of place; None: it is not told.
+
+        Pooled standard deviation of their logarithms, from 1 MiB up where enough sizes are.
+        """
+        told = self._ratios()
+        usual = [ratio for size, ratio in told.items() if size >= LEAST_BYTES]
+        ratios = usual if len(usual) >= _ENOUGH else [*told.values()]
+        squares = [math.log(ratio) ** 2 / 2 for ratio in ratios]
+        return math.sqrt(sum(squares) / len(squares)) if squares else None
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """The sizes at which in place and out of place differ by more than 1.5 x."""
+        told = self._ratios().items()
+        return tuple(size for size, ratio in told if max(ratio, 1 / ratio) > FAR_APART)
+
+    @property
+    def range_bytes(self) -> tuple[int, int]:
+        """The least and the largest size measured."""
+        return self.samples[0][0], self.samples[-1][0]
+
+    @property
+    def range_in_words(self) -> str:
+        """The least and the largest size measured: "1 KiB to 1 GiB"."""
+        return " to ".join(map(format_bytes, self.range_bytes))
+
+    def covers(self, size_bytes: int) -> bool:
+        """Whether a message size lies within the measured ones."""
+        low, high = self.range_bytes
+        return low <= size_bytes <= high
+
+    def _ratios(self) -> dict[int, float]:
+        other = dict(self.out_of_place)
+        return {size: time_s / other[size] for size, time_s in self.samples if size in other}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that took part."""
+        return self.nodes * self.gpus_per_node
 
 
 class Bandwidths(NamedTuple):

@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import PurePath
 from statistics import median
@@ -25,9 +26,9 @@ from typing import Any, NamedTuple
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.files import json_of
 from ddpsim.importers.measured import (
+    AllReduceLog,
     Bandwidths,
     Layout,
-    Measured,
     Operation,
     OtherCollectiveError,
     check_bus_factor,
@@ -368,7 +369,7 @@ class _Row(NamedTuple):
 
 def read_text_log(
     name: str, texts: Sequence[str], wanted: str, operation: Operation, layout: Layout | None
-) -> Measured:
+) -> AllReduceLog:
     """The text of one or several runs on the same ranks; raises ImportFailedError.
 
     Runs of other collectives are left out if some are of `operation`. `layout` is that of a log
@@ -392,11 +393,11 @@ def read_text_log(
         ranks = ranks_of(row.bandwidths for row in rows) if operation == "all_reduce" else None
         layout = layout_of_ranks(name, ranks, layout, NO_DEVICES, rows[0].bandwidths.line)
     devices = [device for run in runs for device in run]
-    measured = _measured(name, operation, layout, rows, devices)
-    return measured._replace(warnings=(*notes, *in_ms, *_warnings(name, left_out)))
+    log = _log(name, "nccl-tests log", operation, layout, rows, devices)
+    return replace(log, warnings=(*notes, *in_ms, *_warnings(name, left_out)))
 
 
-def read_json(name: str, text: str, operation: Operation) -> Measured:
+def read_json(name: str, text: str, operation: Operation) -> AllReduceLog:
     """What `-J` writes; raises ImportFailedError."""
     try:
         data = json_of(text)
@@ -421,16 +422,18 @@ def read_json(name: str, text: str, operation: Operation) -> Measured:
     threads, gpus = (
         whole(name, 0, data["config"].get(key, 1), key) for key in ("nthreads", "ngpus")
     )
-    return _measured(name, operation, (nodes, processes * threads * gpus), measured, devices)
+    layout = nodes, processes * threads * gpus
+    return _log(name, "nccl-tests JSON", operation, layout, measured, devices)
 
 
-def _measured(
+def _log(
     name: str,
+    kind: str,
     operation: Operation,
     layout: Layout,
     rows: Sequence[_Row],
     devices: Sequence[Device],
-) -> Measured:
+) -> AllReduceLog:
     groups = {device.group for device in devices if device.group}
     if len(groups) > 1:
         raise ImportFailedError(
@@ -448,9 +451,9 @@ def _measured(
     called = "that are listed" if devices else f"of layout {named_layout(layout)}"
     for row in rows:
         check_bus_factor(name, row.bandwidths, operation, layout[0] * layout[1], called)
-    return Measured(
-        layout,
-        [(row.size_bytes, row.time_s) for row in rows],
+    return AllReduceLog(
+        *(name, kind, *layout),
+        tuple((row.size_bytes, row.time_s) for row in rows),
         tuple(sorted({device.gpu for device in devices if device.gpu})),
         out_of_place=tuple((row.size_bytes, t) for row in rows if (t := row.out_of_place_s)),
         ranks_listed=bool(devices),
