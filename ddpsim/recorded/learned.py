@@ -1,39 +1,23 @@
-"""What files tell of a job: facts in words, a measured step, and a scenario to start from."""
+"""A scenario to start from, of what files tell of a job."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from ddpsim.result.learned import Learned
+
 _MODEL, _SHARDED_MODEL, _BATCH = "resnet50", "gpt2", 32
 _DEVICE, _FP8_DEVICE = "a100-sxm-80gb", "h100-sxm-80gb"
 
 _PATHS = (("workload", "trace"), ("cluster", "all_reduce"))
-
-
-@dataclass(frozen=True)
-class Learned:
-    """One thing that a file turned out to be.
-
-    `keys`: of a scenario, by section; `step_s`: a step that was measured; `option`: one of
-    `ddpsim diagnose` that takes the file. `tells_nothing`: the facts say what it lacks.
-    """
-
-    file: str
-    kind: str
-    facts: tuple[str, ...]
-    keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    step_s: float | None = None
-    option: str | None = None
-    assumed: tuple[str, ...] = ()
-    tells_nothing: bool = False
 
 
 @dataclass(frozen=True)

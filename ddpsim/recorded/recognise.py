@@ -30,8 +30,8 @@ from ddpsim.importers.training.from_torch import (
     unpickled,
 )
 from ddpsim.importers.training.step_lines import has_marks, step_lines, trainer_state
-from ddpsim.recorded.learned import Learned
 from ddpsim.recorded.traced_job import nccl_key, traced_job, usual_layout
+from ddpsim.result.learned import Learned
 from ddpsim.scenario import catalog
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.strategies.ddp.buckets import BUCKET_CAP_BYTES

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from ddpsim.report.lines import as_text, listed
+from ddpsim.result.learned import Learned
 from ddpsim.units import format_duration
 
 _SAME = 1.1  # of steps that two files or programs tell of one job
 
 
-class Told(Protocol):
-    """One thing that a file turned out to be."""
-
-    @property
-    def file(self) -> str: ...  # noqa: D102
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def facts(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def step_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def option(self) -> str | None: ...  # noqa: D102
-
-
 @as_text
 def render_learned(
-    learned: Sequence[Told], assumed: Sequence[str], scenario: str | None
+    learned: Sequence[Learned], assumed: Sequence[str], scenario: str | None
 ) -> Iterator[str]:
     """Each file with what it tells; what was assumed; and what to run next.
 
@@ -43,7 +28,7 @@ def render_learned(
     yield from _next(learned, scenario)
 
 
-def _next(learned: Sequence[Told], scenario: str | None) -> Iterator[str]:
+def _next(learned: Sequence[Learned], scenario: str | None) -> Iterator[str]:
     if scenario is None:
         files = " ".join(dict.fromkeys(shlex.quote(each.file) for each in learned))
         yield f"{'next':<12}ddpsim import {files} -o scenario.yaml"

@@ -9,8 +9,9 @@ from logs.nccl_log_writer import nccl_log
 
 import ddpsim
 from ddpsim.errors import ImportFailedError
-from ddpsim.recorded.learned import Learned, starting_point
+from ddpsim.recorded.learned import starting_point
 from ddpsim.recorded.recognise import recognise
+from ddpsim.result.learned import Learned
 
 # SYNTHETIC, in the form that nccl issue 226 shows of NCCL 2.4
 NCCL_2_4 = """node-a:41:97 [0] NCCL INFO Ring 00 :    0   1
