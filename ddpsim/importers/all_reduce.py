@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from statistics import median
 
-from ddpsim.errors import ImportFailedError
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.events import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
@@ -18,12 +17,10 @@ from ddpsim.importers.measured import (
     LEAST_BYTES,
     AllReduceLog,
     Bandwidths,
+    Benchmark,
     Layout,
     Operation,
-    OtherCollectiveError,
     bus_factor,
-    check_bus_factor,
-    layout_of_ranks,
     named_layout,
     ranks_of,
 )
@@ -33,10 +30,7 @@ from ddpsim.importers.text import (
     in_memory,
     lines_of,
     listed,
-    number,
     read_text,
-    table,
-    whole,
 )
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes_per_s, format_duration, parse_bytes
@@ -71,30 +65,42 @@ def read_all_reduce(
 
     `layout` is that of a file which does not list its ranks. `operation` says whose times to take.
     """
-    if log := _of_jobs_traces(source, operation, layout):
-        return log
+    file = Benchmark(source.given, operation, layout)
+    return _whole(file, _of_jobs_traces(source, file) or _of_benchmark(source, file))
+
+
+def _of_benchmark(source: SourceFile, file: Benchmark) -> AllReduceLog:
     stripped = (line.rstrip("\r\n") for line in lines_of(source, _WANTED))
-    lines = in_memory(source.given, stripped, _MOST_BYTES)
+    lines = in_memory(file.name, stripped, _MOST_BYTES)
     begin = "".join(islice((line for line in lines if line.strip()), 2))
     if not begin:
-        raise ImportFailedError(source.given, f"the file is empty; wanted {_WANTED}")
+        raise file.wrong(f"the file is empty; wanted {_WANTED}")
     if _OF_RCCL.match(begin):
-        raise ImportFailedError(
-            source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
-        )
+        what = "what rccl-tests writes with -Z; wanted what it prints on the screen"
+        raise file.wrong(f"is {what}")
     if begin.lstrip().startswith("{"):
-        return _whole(read_json(source.given, read_text(source, _WANTED), operation), operation)
-    return _whole(_read_lines(source.given, lines, operation, layout), operation)
+        return read_json(file, read_text(source, _WANTED))
+    header = header_of(lines, _CSV_COLUMNS)
+    if header is not None:
+        return _read_csv(file, lines, header)
+    if titles := _found(_OSU, lines):
+        return _read_osu(file, lines, titles)
+    if headers := _found(_BANDWIDTHS, lines):
+        if len(headers) > 1:
+            raise file.wrong("holds several tables; keep one a file", headers[1][0])
+        return _read_bandwidths(file, lines)
+    wanted = (
+        "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
+        f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"
+    )
+    return read_text_log(file, lines, wanted)
 
 
-def _of_jobs_traces(
-    source: SourceFile, operation: Operation, layout: Layout | None
-) -> AllReduceLog | None:
+def _of_jobs_traces(source: SourceFile, file: Benchmark) -> AllReduceLog | None:
     """The all-reduces of a training job; None for a file that is no trace.
 
     Each alone on the links, without waits for late ranks; of one rank with its waits.
     """
-    name = source.given
     if is_of_traces(source):
         traces = read_rank_traces(source)
         kind, points, lacks = "profiler's traces", traces.points, "whose size is recorded"
@@ -104,56 +110,36 @@ def _of_jobs_traces(
         kind, ranks, is_one = "Chakra execution trace", 0, True
     else:
         return None
-    if operation != "all_reduce":
-        raise OtherCollectiveError(name, f"holds all-reduces alone, and no {operation}")
+    if file.operation != "all_reduce":
+        raise file.other(f"holds all-reduces alone, and no {file.operation}")
     if not points:
-        raise ImportFailedError(name, f"holds no all-reduce {lacks}")
-    if not ranks:
-        layout = layout_of_ranks(name, None, layout, _NO_RANKS)
-    nodes, gpus = layout or (1, ranks)
+        raise file.wrong(f"holds no all-reduce {lacks}")
+    stated = file.layout if ranks else file.layout_of(None, _NO_RANKS)
+    nodes, gpus = stated or (1, ranks)
     if ranks and nodes * gpus != ranks:
-        raise ImportFailedError(
-            name, f"is of {ranks} ranks, and the cluster has {nodes * gpus}; name its own"
-        )
-    waits = f"{name} is of one rank: its all-reduces hold the waits for the others"
-    warnings = (waits,) if is_one and ranks != 1 else ()
-    samples = tuple(points.items())
-    log = AllReduceLog(name, kind, nodes, gpus, samples, (), warnings, ranks_listed=bool(ranks))
-    return _whole(log, operation)
-
-
-def _read_lines(
-    name: str, lines: list[str], operation: Operation, layout: Layout | None
-) -> AllReduceLog:
-    """Read a log or a table, by what stands in its lines."""
-    header = header_of(lines, _CSV_COLUMNS)
-    if header is not None:
-        if operation != "all_reduce":
-            raise OtherCollectiveError(name, f"holds all-reduces alone (CSV), and no {operation}")
-        return _read_csv(name, lines, header)
-    if titles := _found(_OSU, lines):
-        return _read_osu(name, lines, titles, operation, layout)
-    if headers := _found(_BANDWIDTHS, lines):
-        if len(headers) > 1:
-            raise ImportFailedError(name, "holds several tables; keep one a file", headers[1][0])
-        return _read_bandwidths(name, lines, operation, layout)
-    wanted = (
-        "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
-        f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"
+        has = f"and the cluster has {nodes * gpus}"
+        raise file.wrong(f"is of {ranks} ranks, {has}; name its own")
+    waits = f"{file.name} is of one rank: its all-reduces hold the waits for the others"
+    return AllReduceLog(
+        *(file.name, kind, nodes, gpus, tuple(points.items())),
+        warnings=(waits,) if is_one and ranks != 1 else (),
+        ranks_listed=bool(ranks),
     )
-    return read_text_log(name, lines, wanted, operation, layout)
 
 
-def _read_csv(name: str, lines: list[str], header: int) -> AllReduceLog:
+def _read_csv(file: Benchmark, lines: list[str], header: int) -> AllReduceLog:
+    if file.operation != "all_reduce":
+        raise file.other(f"holds all-reduces alone (CSV), and no {file.operation}")
     samples, layouts = [], set()
-    for line, row in table(name, lines[header:], _CSV_COLUMNS, header + 1):
+    for line, row in file.table(lines[header:], _CSV_COLUMNS, header + 1):
         size, nodes, gpus = (
-            whole(name, line, row[key], key) for key in ("size_bytes", "nodes", "gpus_per_node")
+            file.whole(line, row[key], key) for key in ("size_bytes", "nodes", "gpus_per_node")
         )
-        time_us = number(name, line, row["time_us"], "time_us", above_zero=True)
+        time_us = file.number(line, row["time_us"], "time_us", above_zero=True)
         samples.append((size, time_us * 1e-6))
         layouts.add((nodes, gpus))
-    return AllReduceLog(name, "all-reduce CSV", *only_layout(name, layouts), tuple(samples))
+    layout = only_layout(file, layouts)
+    return AllReduceLog(file.name, "all-reduce CSV", *layout, tuple(samples))
 
 
 def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -163,14 +149,13 @@ def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], .
     return tuple((size, median(times[size])) for size in sorted(times))
 
 
-def _whole(log: AllReduceLog, operation: Operation) -> AllReduceLog:
+def _whole(file: Benchmark, log: AllReduceLog) -> AllReduceLog:
     """A log with one time a size, and a warning of sizes whose two times differ."""
-    name, ranks = log.source, log.world_size
+    ranks = log.world_size
     for size, time_s in log.samples:  # of another unit, or of something else
-        busbw = bus_factor(operation, ranks) * size / time_s
+        busbw = bus_factor(file.operation, ranks) * size / time_s
         if size >= LEAST_BYTES and busbw > _FASTEST_BUSBW:
-            raise ImportFailedError(
-                name,
+            raise file.wrong(
                 f"says that {size} bytes took {time_s * 1e6:g} us on {ranks} ranks, which no link "
                 f"can reach (a bus bandwidth of {format_bytes_per_s(busbw)} a rank); is the time "
                 "in microseconds?",
@@ -201,77 +186,68 @@ def _found(wanted: re.Pattern[str], lines: Iterable[str]) -> _Found:
     return [(i, found) for i, line in enumerate(lines, 1) if (found := wanted.search(line))]
 
 
-def _read_osu(
-    name: str, lines: Sequence[str], titles: _Found, operation: Operation, layout: Layout | None
-) -> AllReduceLog:
+def _read_osu(file: Benchmark, lines: Sequence[str], titles: _Found) -> AllReduceLog:
     """Average latencies, the first column below a title and a header."""
-    if operation not in _TESTS:  # whose sizes are those of one rank's part
-        raise OtherCollectiveError(name, f"is of OSU, of which {operation} is not read")
-    wanted = _TESTS[operation]
+    if file.operation not in _TESTS:  # whose sizes are those of one rank's part
+        raise file.other(f"is of OSU, of which {file.operation} is not read")
+    wanted = _TESTS[file.operation]
     of_it = [(i, found) for i, found in titles if found["test"] == wanted]
     if not of_it:
         line, found = titles[0]
-        raise OtherCollectiveError(
-            name, f"is of OSU's {found['test']} test; wanted its {wanted} test", line
-        )
+        raise file.other(f"is of OSU's {found['test']} test; wanted its {wanted} test", line)
     if len(of_it) > 1:
-        raise ImportFailedError(
-            name, f"holds {len(of_it)} tables of OSU's {wanted} test; keep one a file", of_it[1][0]
-        )
+        several = f"{len(of_it)} tables of OSU's {wanted} test"
+        raise file.wrong(f"holds {several}; keep one a file", of_it[1][0])
     first, title = of_it[0]
     end = min((i for i, _ in titles if i > first), default=len(lines) + 1)
     begins = next((i for i, _ in _found(_LATENCIES, lines[: end - 1]) if i > first), end)
     samples = tuple(
-        (size, number(name, i, row[2].split()[0], "latency", above_zero=True) * 1e-6)
+        (size, file.number(i, row[2].split()[0], "latency", above_zero=True) * 1e-6)
         for i, row in _found(_LATENCY, lines[: end - 1])
-        if i >= begins and (size := int(number(name, i, row[1], "size")))
+        if i >= begins and (size := int(file.number(i, row[1], "size")))
     )
     if not samples:
-        raise ImportFailedError(name, "this table of the OSU micro-benchmarks has no row", first)
-    nodes, gpus = layout_of_ranks(name, None, layout, _OSU_NO_RANKS, first)
+        raise file.wrong("this table of the OSU micro-benchmarks has no row", first)
     others = [f"OSU's {found['test']} test (line {i})" for i, found in titles if i != first]
-    only = f"{name}: {operation} is read; the file also holds {', '.join(others)}"
+    only = f"{file.name}: {file.operation} is read; the file also holds {', '.join(others)}"
     # MPI's title names a device's library, such as MPI-CUDA, where buffers may lie on the GPU
-    times = f"{name}: OSU times {title['library'].partition('-')[0]}'s collectives, out of place"
+    library = title["library"].partition("-")[0]
+    times = f"{file.name}: OSU times {library}'s collectives, out of place"
     times += " and in the host's memory" if title["library"] == "MPI" else ""
-    warnings = (*([only] if others else []), f"{times}; DDP reduces in place on the GPU")
-    kind = "OSU table"
-    return AllReduceLog(name, kind, nodes, gpus, samples, (), warnings, ranks_listed=False)
+    return AllReduceLog(
+        *(file.name, "OSU table", *file.layout_of(None, _OSU_NO_RANKS, first), samples),
+        warnings=(*([only] if others else []), f"{times}; DDP reduces in place on the GPU"),
+        ranks_listed=False,
+    )
 
 
-def _read_bandwidths(
-    name: str, lines: Sequence[str], operation: Operation, layout: Layout | None
-) -> AllReduceLog:
-    if operation != "all_reduce":
-        raise ImportFailedError(
-            name, f"holds all-reduces alone (all_reduce_bench.py), no {operation}"
-        )
+def _read_bandwidths(file: Benchmark, lines: Sequence[str]) -> AllReduceLog:
+    if file.operation != "all_reduce":
+        raise file.wrong(f"holds all-reduces alone (all_reduce_bench.py), no {file.operation}")
     titles = _found(_TITLE, lines)
     for line, title in titles:
         if title[1] != "all_reduce":
-            raise OtherCollectiveError(
-                name, f"is of {title[1]}; wanted a table of all_reduce", line
-            )
+            raise file.other(f"is of {title[1]}; wanted a table of all_reduce", line)
     rows: list[tuple[int, Bandwidths, float]] = []
     left_out = []
     for i, row in _found(_BANDWIDTH, lines):
-        algbw = number(name, i, row[4], "algbw")
-        number(name, i, row[3], "busbw")
+        algbw = file.number(i, row[4], "algbw")
+        file.number(i, row[3], "busbw")
         if algbw:
             size = int(parse_bytes(f"{row[1]} {row[2]}"))
             rows.append((size, Bandwidths(row[4], row[3], i), algbw))
         else:
             left_out.append(i)
     if not rows:
-        raise ImportFailedError(name, "holds no row with a bandwidth below payload, busbw, algbw")
+        raise file.wrong("holds no row with a bandwidth below payload, busbw, algbw")
     ranks = int(titles[0][1][2]) if titles else ranks_of(row for _, row, _ in rows)
-    layout = layout_of_ranks(name, ranks, layout, _NO_NODES, titles[0][0] if titles else 0)
+    layout = file.layout_of(ranks, _NO_NODES, titles[0][0] if titles else 0)
     for _, bandwidths, _ in rows:
         called = f"of layout {named_layout(layout)}"
-        check_bus_factor(name, bandwidths, "all_reduce", layout[0] * layout[1], called)
-    none = f"{name}: rows whose algbw is printed as 0 are left out: lines {listed(left_out)}"
+        file.check_bus_factor(bandwidths, layout[0] * layout[1], called)
+    none = f"{file.name}: rows whose algbw is printed as 0 are left out: lines {listed(left_out)}"
     return AllReduceLog(
-        *(name, "all_reduce_bench.py table", *layout),
+        *(file.name, "all_reduce_bench.py table", *layout),
         tuple((size, size / (algbw * 1e9)) for size, _, algbw in rows),
         tuple(sorted({found[1] or found[2] for _, found in _found(_GPU, lines)})),
         (none,) if left_out else (),

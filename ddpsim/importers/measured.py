@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import ForeignFile
 from ddpsim.units import format_bytes
 
 Layout = tuple[int, int]  # nodes, GPUs of each
@@ -133,57 +134,56 @@ def named_layout(layout: Layout) -> str:
     return f"{layout[0]}x{layout[1]}"
 
 
-def layout_of_ranks(
-    name: str, ranks: int | None, layout: Layout | None, lacks: str, line: int = 0
-) -> Layout:
-    """The layout that a caller gives for a file that lists none.
+@dataclass(frozen=True)
+class Benchmark(ForeignFile):
+    """A benchmark's file: whose times are wanted of it, and the layout of one that lists none."""
 
-    `ranks` is how many its rows tell, `lacks` what it does not say. Raises ImportFailedError where
-    no layout is given, or one of another number of ranks.
-    """
-    if layout is None:
+    operation: Operation = "all_reduce"
+    layout: Layout | None = None
+
+    def other(self, message: str, line: int = 0) -> OtherCollectiveError:
+        """The error of a file that holds other collectives than the wanted one."""
+        return OtherCollectiveError(self.name, message, line)
+
+    def layout_of(self, ranks: int | None, lacks: str, line: int = 0) -> Layout:
+        """The layout that a caller states for a file that lists none.
+
+        `ranks` is how many its rows tell, `lacks` what it does not say. Raises ImportFailedError
+        where no layout is stated, or one of another number of ranks.
+        """
         told = f"{lacks}; it is of {ranks} ranks" if ranks else lacks
-        raise NoLayoutError(
-            name,
-            f"{told}; state nodes x GPUs of each, such as --layout 1x{ranks or 8}, or write "
-            "it as CSV: size_bytes,time_us,nodes,gpus_per_node",
-            line,
-            ranks,
+        if self.layout is None:
+            how = f"state nodes x GPUs of each, such as --layout 1x{ranks or 8}, or write it as CSV"
+            columns = "size_bytes,time_us,nodes,gpus_per_node"
+            raise NoLayoutError(self.name, f"{told}; {how}: {columns}", line, ranks)
+        stated = self.layout[0] * self.layout[1]
+        if ranks and ranks != stated:
+            differ = f"but {named_layout(self.layout)} are {stated}"
+            raise self.wrong(f"{told}, {differ}; state the layout that was measured", line)
+        return self.layout
+
+    def check_bus_factor(self, row: Bandwidths, ranks: int, called: str) -> None:
+        """The printed digits must agree with the number of ranks, `called` so in the message.
+
+        Another factor is of another collective, or of another number of ranks.
+        """
+        algbw, busbw, operation = float(row.algbw), float(row.busbw), self.operation
+        expected = bus_factor(operation, ranks)
+        if not algbw or _has_factor(row, expected):
+            return
+        is_known = any(_has_factor(row, bus_factor(other, ranks)) for other in _CALLED)
+        raise (self.other if is_known else self.wrong)(
+            f"{row.where}busbw/algbw is {busbw / algbw:.5g}, but {_CALLED[operation]} of the "
+            f"{ranks} ranks {called} has {expected:.5g}; wanted the log of {operation}_perf, with "
+            "all its ranks; calibrate import takes others with --operation",
+            row.line,
         )
-    if ranks and ranks != layout[0] * layout[1]:
-        raise ImportFailedError(
-            name,
-            f"{lacks}; it is of {ranks} ranks, but {named_layout(layout)} are "
-            f"{layout[0] * layout[1]}; state the layout that was measured",
-            line,
-        )
-    return layout
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
     """busbw/algbw of a collective of so many ranks."""
     turns = _TURNS.get(operation)
     return turns * (ranks - 1) / ranks if turns else 1.0
-
-
-def check_bus_factor(
-    name: str, row: Bandwidths, operation: Operation, ranks: int, called: str
-) -> None:
-    """The printed digits must agree with the number of ranks, `called` so in the message.
-
-    Another factor is of another collective, or of another number of ranks.
-    """
-    algbw, busbw = float(row.algbw), float(row.busbw)
-    if algbw and not _has_factor(row, bus_factor(operation, ranks)):
-        is_known = any(_has_factor(row, bus_factor(other, ranks)) for other in _CALLED)
-        factor, expected = busbw / algbw, bus_factor(operation, ranks)
-        raise (OtherCollectiveError if is_known else ImportFailedError)(
-            name,
-            f"{row.where}busbw/algbw is {factor:.5g}, but {_CALLED[operation]} of the {ranks} "
-            f"ranks {called} has {expected:.5g}; wanted the log of {operation}_perf, with all its "
-            "ranks; calibrate import takes others with --operation",
-            row.line,
-        )
 
 
 def _has_factor(row: Bandwidths, factor: float) -> bool:

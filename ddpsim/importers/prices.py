@@ -14,8 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
-from ddpsim.errors import ImportFailedError, InputError, shown
-from ddpsim.importers import text
+from ddpsim.errors import InputError, shown
+from ddpsim.importers.text import ForeignFile, read_text
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
 
@@ -54,27 +54,27 @@ _COLUMNS = tuple(field.name for field in fields(ListPrice))
 def read_prices(path: Path | None = None) -> list[ListPrice]:
     """The rows of a table, of the package's own by default; raises ImportFailedError by line."""
     given = SourceFile("prices.csv" if path is None else str(path), path or _TABLE)
-    lines = text.read_text(given, f"a CSV of {','.join(_COLUMNS)}").splitlines()
-    name = given.given
-    return [_row(name, line, cells) for line, cells in text.table(name, lines, _COLUMNS)]
+    lines = read_text(given, f"a CSV of {','.join(_COLUMNS)}").splitlines()
+    file = ForeignFile(given.given)
+    return [_row(file, line, cells) for line, cells in file.table(lines, _COLUMNS)]
 
 
-def _row(name: str, line: int, cells: dict[str, str]) -> ListPrice:
+def _row(file: ForeignFile, line: int, cells: dict[str, str]) -> ListPrice:
     def price(key: str) -> float | None:
-        return text.number(name, line, cells[key], key, above_zero=True) if cells[key] else None
+        return file.number(line, cells[key], key, above_zero=True) if cells[key] else None
 
     try:
         machine = resolve("machine", cells["machine"])
         date.fromisoformat(cells["date"])
     except ValueError as error:
-        raise ImportFailedError(name, str(error), line) from None
+        raise file.wrong(str(error), line) from None
     if not cells["source"].strip():
-        raise ImportFailedError(name, "has no source; wanted where the price was read", line)
+        raise file.wrong("has no source; wanted where the price was read", line)
     return ListPrice(
         machine=machine,
         provider=cells["provider"],
         region=cells["region"],
-        gpus=text.whole(name, line, cells["gpus"], "gpus"),
+        gpus=file.whole(line, cells["gpus"], "gpus"),
         on_demand=price("on_demand"),
         spot=price("spot"),
         one_year=price("one_year"),

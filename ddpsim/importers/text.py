@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar, cast
@@ -221,54 +222,62 @@ def header_of(lines: Sequence[str], columns: tuple[str, ...]) -> int | None:
     return None
 
 
-def table(
-    name: str, lines: Sequence[str], columns: tuple[str, ...], first: int = 1
-) -> list[tuple[int, dict[str, str]]]:
-    """Line number and cells of each row of a CSV whose header stands in line `first`."""
-    reader = csv.DictReader(lines, skipinitialspace=True)
-    try:
-        named = reader.fieldnames or ()
-        missing = [column for column in columns if column not in named]
-        twice = [column for column in columns if list(named).count(column) > 1]
-        rows = [(reader.line_num + first - 1, row) for row in islice(reader, _MOST_ROWS + 1)]
-    except csv.Error as error:
-        raise ImportFailedError(name, f"this is not CSV: {error}", reader.line_num) from None
-    wanted = f"wanted {','.join(columns)}"
-    if missing:
-        raise ImportFailedError(name, f"lacks the column {missing[0]}; {wanted}", first)
-    if twice:
-        raise ImportFailedError(name, f"names the column {twice[0]} twice; keep one of them", first)
-    if len(rows) > _MOST_ROWS:
-        raise ImportFailedError(name, f"holds more than {_MOST_ROWS:,} rows")
-    if not rows:
-        raise ImportFailedError(name, f"holds no row below its header; {wanted}")
-    for line, row in rows:
-        if None in row or None in row.values():
-            many = "many" if None in row else "few"
-            raise ImportFailedError(name, f"this row has too {many} columns; {wanted}", line)
-    return rows
+@dataclass(frozen=True)
+class ForeignFile:
+    """A file of others by its name: figures and tables within reason, and what is wrong there."""
 
+    name: str
 
-def number(name: str, line: int, value: Any, what: str, *, above_zero: bool = False) -> float:
-    """A number that is not negative; raises ImportFailedError, which says `what` it should be."""
-    try:
-        parsed = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        parsed = math.nan
-    if 0 < parsed <= _LARGEST or (parsed == 0 and not above_zero):
-        return parsed
-    wanted = "a number above zero" if above_zero else "a number of at least zero"
-    if parsed > _LARGEST:
-        wanted = f"at most {_LARGEST:g}"
-    raise ImportFailedError(name, f"{what} is {shown(value)}; wanted {wanted}", line)
+    def wrong(self, message: str, line: int = 0) -> ImportFailedError:
+        """The error that says what is wrong, and in which line."""
+        return ImportFailedError(self.name, message, line)
 
+    def table(
+        self, lines: Sequence[str], columns: tuple[str, ...], first: int = 1
+    ) -> list[tuple[int, dict[str, str]]]:
+        """Line number and cells of each row of a CSV whose header stands in line `first`."""
+        reader = csv.DictReader(lines, skipinitialspace=True)
+        try:
+            named = reader.fieldnames or ()
+            missing = [column for column in columns if column not in named]
+            twice = [column for column in columns if list(named).count(column) > 1]
+            rows = [(reader.line_num + first - 1, row) for row in islice(reader, _MOST_ROWS + 1)]
+        except csv.Error as error:
+            raise self.wrong(f"this is not CSV: {error}", reader.line_num) from None
+        wanted = f"wanted {','.join(columns)}"
+        if missing:
+            raise self.wrong(f"lacks the column {missing[0]}; {wanted}", first)
+        if twice:
+            raise self.wrong(f"names the column {twice[0]} twice; keep one of them", first)
+        if len(rows) > _MOST_ROWS:
+            raise self.wrong(f"holds more than {_MOST_ROWS:,} rows")
+        if not rows:
+            raise self.wrong(f"holds no row below its header; {wanted}")
+        for line, row in rows:
+            if None in row or None in row.values():
+                many = "many" if None in row else "few"
+                raise self.wrong(f"this row has too {many} columns; {wanted}", line)
+        return rows
 
-def whole(name: str, line: int, value: Any, what: str) -> int:
-    """A whole number above zero; raises ImportFailedError, which says `what` it should be."""
-    parsed = number(name, line, value, what, above_zero=True)
-    if parsed != int(parsed):
-        raise ImportFailedError(name, f"{what} is {shown(value)}; wanted a whole number", line)
-    return int(parsed)
+    def number(self, line: int, value: Any, what: str, *, above_zero: bool = False) -> float:
+        """A number that is not negative; raises an error that says `what` it should be."""
+        try:
+            parsed = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            parsed = math.nan
+        if 0 < parsed <= _LARGEST or (parsed == 0 and not above_zero):
+            return parsed
+        wanted = "a number above zero" if above_zero else "a number of at least zero"
+        if parsed > _LARGEST:
+            wanted = f"at most {_LARGEST:g}"
+        raise self.wrong(f"{what} is {shown(value)}; wanted {wanted}", line)
+
+    def whole(self, line: int, value: Any, what: str) -> int:
+        """A whole number above zero; raises an error that says `what` it should be."""
+        parsed = self.number(line, value, what, above_zero=True)
+        if parsed != int(parsed):
+            raise self.wrong(f"{what} is {shown(value)}; wanted a whole number", line)
+        return int(parsed)
 
 
 def listed(numbers: Sequence[int]) -> str:

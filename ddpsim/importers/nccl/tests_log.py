@@ -28,16 +28,15 @@ from ddpsim.files import json_of
 from ddpsim.importers.measured import (
     AllReduceLog,
     Bandwidths,
+    Benchmark,
     Layout,
     Operation,
     OtherCollectiveError,
-    check_bus_factor,
-    layout_of_ranks,
     named_layout,
     ranks_of,
     reads_below,
 )
-from ddpsim.importers.text import listed, number, uncoloured, whole
+from ddpsim.importers.text import listed, uncoloured
 
 _TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w{0,20}e\dm\d\w{0,20})"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
@@ -213,20 +212,18 @@ class _Run(NamedTuple):
         return operation in self.operation.split(" or ")
 
 
-def _only_runs_of(
-    name: str, operation: Operation, lines: Sequence[Line]
-) -> tuple[list[Line], tuple[str, ...]]:
+def _only_runs_of(file: Benchmark, lines: Sequence[Line]) -> tuple[list[Line], tuple[str, ...]]:
     """The lines of the runs of a collective, and a note that names the others.
 
     All lines, where there is none: their checks say what they are of instead.
     """
     runs = _runs(lines)
-    if not any(run.may_be(operation) for run in runs):
+    if not any(run.may_be(file.operation) for run in runs):
         return [*lines], ()
-    wanted = [run for run in runs if run.may_be(operation) or not run.operation]
-    others = [run for run in runs if run.operation and not run.may_be(operation)]
+    wanted = [run for run in runs if run.may_be(file.operation) or not run.operation]
+    others = [run for run in runs if run.operation and not run.may_be(file.operation)]
     said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
-    note = f"{name}: {operation} is read; the file also holds {', '.join(said)}"
+    note = f"{file.name}: {file.operation} is read; the file also holds {', '.join(said)}"
     return [line for run in wanted for line in run.lines], (note,) if said else ()
 
 
@@ -235,30 +232,29 @@ def _program_of(line: Line) -> str | None:
     return found[1] if found else None
 
 
-def _check_program(name: str, line: int, program: object, operation: Operation) -> None:
+def _check_program(file: Benchmark, line: int, program: object) -> None:
     """Raise ImportFailedError where the program that ran, or its path, is another test's."""
     match = _PROGRAM.match(PurePath(str(program)).name)
-    if match and match[1] != operation:
-        raise _is_another(name, line, f"is of {match[0]}", operation)
+    if match and match[1] != file.operation:
+        raise _is_another(file, line, f"is of {match[0]}")
 
 
-def _check_operation(
-    name: str, line: int, row: str, redop: object, root: object, operation: Operation
-) -> None:
+def _check_operation(file: Benchmark, line: int, row: str, redop: object, root: object) -> None:
     """What reduces has an operation; a broadcast alone a root, which is else -1 or not told.
 
     Raises ImportFailedError.
     """
     to = str(root).strip() or "-1"
-    reduces, has_root = operation in ("all_reduce", "reduce_scatter"), operation == "broadcast"
+    reduces = file.operation in ("all_reduce", "reduce_scatter")
+    has_root = file.operation == "broadcast"
     if (redop != "none", to != "-1") != (reduces, has_root):
         given = f"redop {redop}, root {to}"
-        raise _is_another(name, line, f"{row} is of another collective ({given})", operation)
+        raise _is_another(file, line, f"{row} is of another collective ({given})")
 
 
-def _is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
-    told = f"wanted the log of {operation}_perf; calibrate import takes others with --operation"
-    return OtherCollectiveError(name, f"{what}; {told}", line)
+def _is_another(file: Benchmark, line: int, what: str) -> OtherCollectiveError:
+    told = f"wanted the log of {file.operation}_perf; calibrate import takes others"
+    return file.other(f"{what}; {told} with --operation", line)
 
 
 def _runs(lines: Sequence[Line]) -> list[_Run]:
@@ -297,7 +293,7 @@ def _told_by(row: TextRow) -> str:
 
 
 def _device_lists(
-    name: str, lines: Iterable[Line], rows: Iterable[TextRow]
+    file: Benchmark, lines: Iterable[Line], rows: Iterable[TextRow]
 ) -> list[tuple[Device, ...]]:
     """The devices of every run that lists them: a rank that comes again begins the next run."""
     rows_at = {row.line for row in rows}
@@ -308,8 +304,7 @@ def _device_lists(
         if device := device_of(line.text):
             before = runs[-1].get(device.rank) if runs else None
             if before and not has_rows:
-                raise ImportFailedError(
-                    name,
+                raise file.wrong(
                     f"each process ran alone (rank {device.rank} is listed twice, on {before.host} "
                     f"and {device.host}): nccl-tests was built without MPI; build it with MPI=1, "
                     "or if a run ended before its first row, remove its lines",
@@ -322,40 +317,34 @@ def _device_lists(
     for run in runs:
         missing = [*islice((rank for rank in range(max(run)) if rank not in run), 10)]
         if missing:
-            raise ImportFailedError(
-                name,
+            raise file.wrong(
                 f"lists ranks {listed(sorted(run))}, but others are missing ({listed(missing)}), "
-                f"so how many there are is not known; list all of them, or {_AS_CSV}",
+                f"so how many there are is not known; list all of them, or {_AS_CSV}"
             )
     return [tuple(run.values()) for run in runs]
 
 
-def layout_of(name: str, devices: Sequence[Device]) -> tuple[int, int]:
+def layout_of(file: Benchmark, devices: Sequence[Device]) -> tuple[int, int]:
     """Nodes and devices of each; raises ImportFailedError where they are not alike."""
     ranks: dict[tuple[str, str, str], int] = {}
     for device in devices:  # two ranks on one GPU are two nodes of one name, or nothing of DDP's
         place = (device.host, device.ordinal, device.bus)
         if device.ordinal and ranks.setdefault(place, device.rank) != device.rank:
-            raise ImportFailedError(
-                name,
+            raise file.wrong(
                 f"lists device {device.ordinal} [{device.bus}] of {device.host} for ranks "
                 f"{ranks[place]} and {device.rank}: if two nodes go by this name, as nccl-tests "
-                f"cuts names at the first dot, name them apart in the list, or {_AS_CSV}",
+                f"cuts names at the first dot, name them apart in the list, or {_AS_CSV}"
             )
     of_node = Counter(device.host for device in devices)
     if len(set(of_node.values())) > 1:
-        raise ImportFailedError(
-            name, f"lists {len(devices)} ranks on {len(of_node)} nodes, which are not alike"
-        )
+        raise file.wrong(f"lists {len(devices)} ranks on {len(of_node)} nodes, which are not alike")
     return len(of_node), len(devices) // len(of_node)
 
 
-def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
+def only_layout(file: Benchmark, layouts: set[tuple[int, int]]) -> tuple[int, int]:
     """The one layout of a file; raises ImportFailedError where there are several."""
     if len(layouts) > 1:
-        raise ImportFailedError(
-            name, "holds several layouts (nodes, gpus_per_node); keep one a file"
-        )
+        raise file.wrong("holds several layouts (nodes, gpus_per_node); keep one a file")
     return layouts.pop()
 
 
@@ -367,92 +356,84 @@ class _Row(NamedTuple):
     out_of_place_s: float | None = None
 
 
-def read_text_log(
-    name: str, texts: Sequence[str], wanted: str, operation: Operation, layout: Layout | None
-) -> AllReduceLog:
+def read_text_log(file: Benchmark, texts: Sequence[str], wanted: str) -> AllReduceLog:
     """The text of one or several runs on the same ranks; raises ImportFailedError.
 
-    Runs of other collectives are left out if some are of `operation`. `layout` is that of a log
-    without a list of devices.
+    Runs of other collectives are left out if some are of the wanted one.
     """
     if sum(map(has_rows, texts)) > _MOST_ROWS:
-        raise ImportFailedError(name, f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
-    lines, notes = _only_runs_of(name, operation, _plain_lines(texts))
-    _check_said(name, lines, operation)
+        raise file.wrong(f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
+    lines, notes = _only_runs_of(file, _plain_lines(texts))
+    _check_said(file, lines)
     found = _table_rows(lines)
-    left_out = _left_out(name, found, operation)
-    rows = [row for each in found if each.is_whole and (row := _text_row(name, each, operation))]
+    left_out = _left_out(file, found)
+    rows = [row for each in found if each.is_whole and (row := _text_row(file, each))]
     if not rows:
         whole_row = "whole result row" if left_out else "result row"
-        raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
-    rows, in_ms = _in_seconds(name, rows)
-    runs = _device_lists(name, lines, found)
+        raise file.wrong(f"holds no {whole_row}; wanted {wanted}")
+    rows, in_ms = _in_seconds(file, rows)
+    runs = _device_lists(file, lines, found)
     if runs:
-        layout = only_layout(name, {layout_of(name, devices) for devices in runs})
+        layout = only_layout(file, {layout_of(file, devices) for devices in runs})
     else:
-        ranks = ranks_of(row.bandwidths for row in rows) if operation == "all_reduce" else None
-        layout = layout_of_ranks(name, ranks, layout, NO_DEVICES, rows[0].bandwidths.line)
+        ranks = ranks_of(row.bandwidths for row in rows) if file.operation == "all_reduce" else None
+        layout = file.layout_of(ranks, NO_DEVICES, rows[0].bandwidths.line)
     devices = [device for run in runs for device in run]
-    log = _log(name, "nccl-tests log", operation, layout, rows, devices)
-    return replace(log, warnings=(*notes, *in_ms, *_warnings(name, left_out)))
+    log = _log(file, "nccl-tests log", layout, rows, devices)
+    return replace(log, warnings=(*notes, *in_ms, *_warnings(file, left_out)))
 
 
-def read_json(name: str, text: str, operation: Operation) -> AllReduceLog:
+def read_json(file: Benchmark, text: str) -> AllReduceLog:
     """What `-J` writes; raises ImportFailedError."""
     try:
         data = json_of(text)
     except ValueError as error:
-        raise ImportFailedError(
-            name, f"this is not JSON ({error}): was the run cut off before its end?"
-        ) from None
+        cut_off = f"this is not JSON ({error}): was the run cut off before its end?"
+        raise file.wrong(cut_off) from None
     results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, list) or not isinstance(data.get("config"), dict):
-        raise ImportFailedError(
-            name, f"holds no results and config; wanted what `{operation}_perf -J FILE` writes"
-        )
+        wanted = f"wanted what `{file.operation}_perf -J FILE` writes"
+        raise file.wrong(f"holds no results and config; {wanted}")
     command = data.get("args")
     program = command[0] if isinstance(command, list) and command else ""
-    _check_program(name, 0, program, operation)
-    rows = [_json_row(name, i, row, operation) for i, row in enumerate(results, 1)]
+    _check_program(file, 0, program)
+    rows = [_json_row(file, i, row) for i, row in enumerate(results, 1)]
     measured = [row for row in rows if row.size_bytes]
     if not measured:
-        raise ImportFailedError(name, "its results are empty: nothing was measured")
-    devices = _json_devices(name, data["config"])
-    nodes, processes = layout_of(name, devices)
+        raise file.wrong("its results are empty: nothing was measured")
+    devices = _json_devices(file, data["config"])
+    nodes, processes = layout_of(file, devices)
     threads, gpus = (
-        whole(name, 0, data["config"].get(key, 1), key) for key in ("nthreads", "ngpus")
+        file.whole(0, data["config"].get(key, 1), key) for key in ("nthreads", "ngpus")
     )
     layout = nodes, processes * threads * gpus
-    return _log(name, "nccl-tests JSON", operation, layout, measured, devices)
+    return _log(file, "nccl-tests JSON", layout, measured, devices)
 
 
 def _log(
-    name: str,
+    file: Benchmark,
     kind: str,
-    operation: Operation,
     layout: Layout,
     rows: Sequence[_Row],
     devices: Sequence[Device],
 ) -> AllReduceLog:
     groups = {device.group for device in devices if device.group}
     if len(groups) > 1:
-        raise ImportFailedError(
-            name,
+        raise file.wrong(
             f"lists devices of {len(groups)} groups, which reduced side by side "
-            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
+            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one"
         )
     kinds = list(dict.fromkeys(row.kind for row in rows))
     if len(kinds) > 1:  # each has a speed of its own, and their mean is nobody's
-        raise ImportFailedError(
-            name,
-            f"holds {operation} of several kinds ({', '.join(kinds)}); keep the rows of one, as "
-            f"{operation}_perf -d float -o sum writes them",
+        raise file.wrong(
+            f"holds {file.operation} of several kinds ({', '.join(kinds)}); keep the rows of one, "
+            f"as {file.operation}_perf -d float -o sum writes them"
         )
     called = "that are listed" if devices else f"of layout {named_layout(layout)}"
     for row in rows:
-        check_bus_factor(name, row.bandwidths, operation, layout[0] * layout[1], called)
+        file.check_bus_factor(row.bandwidths, layout[0] * layout[1], called)
     return AllReduceLog(
-        *(name, kind, *layout),
+        *(file.name, kind, *layout),
         tuple((row.size_bytes, row.time_s) for row in rows),
         tuple(sorted({device.gpu for device in devices if device.gpu})),
         out_of_place=tuple((row.size_bytes, t) for row in rows if (t := row.out_of_place_s)),
@@ -460,17 +441,14 @@ def _log(
     )
 
 
-def _processors_time(name: str, line: int, what: str) -> ImportFailedError:
-    return ImportFailedError(
-        name, f"{what}: -C measures the processor's; wanted a run without it", line
-    )
+def _processors_time(file: Benchmark, line: int, what: str) -> ImportFailedError:
+    return file.wrong(f"{what}: -C measures the processor's; wanted a run without it", line)
 
 
-def _check_right(name: str, line: int, wrong: object, what: str) -> None:
+def _check_right(file: Benchmark, line: int, wrong: object, what: str) -> None:
     """Raise ImportFailedError where elements of a sum were wrong; N/A, null, -1: nobody looked."""
-    if wrong not in ("N/A", None, -1) and number(name, line, wrong, what):
-        raise ImportFailedError(
-            name,
+    if wrong not in ("N/A", None, -1) and file.number(line, wrong, what):
+        raise file.wrong(
             f"{what} is {wrong}: so many elements of the sum came out wrong, and the time of a "
             "broken all-reduce tells nothing; find what is broken and measure again",
             line,
@@ -478,59 +456,57 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
 
 
 # --- text ----------------------------------------------------------------------------------------
-def _check_said(name: str, lines: Iterable[Line], operation: Operation) -> None:
+def _check_said(file: Benchmark, lines: Iterable[Line]) -> None:
     """What lines other than rows say of a test must be the collective, timed by GPUs, and right."""
     for line in lines:
         if program := _program_of(line):
-            _check_program(name, line.number, program, operation)
+            _check_program(file, line.number, program)
         if line.text.startswith("#") and "redop" in line.text and "cputime" in line.text:
-            raise _processors_time(name, line.number, "its times are cputime")
+            raise _processors_time(file, line.number, "its times are cputime")
         if match := _FAILED.match(line.text):  # older versions count wrong sums at the end alone
-            _check_right(name, line.number, match[1], "the number of out of bounds values")
+            _check_right(file, line.number, match[1], "the number of out of bounds values")
 
 
-def _left_out(name: str, rows: Sequence[TextRow], operation: Operation) -> list[int]:
+def _left_out(file: Benchmark, rows: Sequence[TextRow]) -> list[int]:
     """The lines of rows that NCCL's text broke, and of the last one if it was cut off."""
     for row in rows:
         if _is_figure("".join(row.cells[3:4])):
             other = "this row is of another collective (it has no redop)"
-            raise _is_another(name, row.line, other, operation)
+            raise _is_another(file, row.line, other)
         if not row.is_whole and not row.interrupted and row is not rows[-1]:
             has = f"has {len(row.cells)} of {row.wanted} columns"
             if len(row.cells) >= row.wanted:
                 has = f"has {shown(row.root)} as its root, which is no number"
-            raise ImportFailedError(
-                name, f"this row {has}: it is damaged; remove the row", row.line
-            )
+            raise file.wrong(f"this row {has}: it is damaged; remove the row", row.line)
     return [row.line for row in rows if not row.is_whole]
 
 
-def _warnings(name: str, left_out: Sequence[int]) -> tuple[str, ...]:
+def _warnings(file: Benchmark, left_out: Sequence[int]) -> tuple[str, ...]:
     if not left_out:
         return ()
     rows, lines = ("row is", "line") if len(left_out) == 1 else ("rows are", "lines")
     said = f"{len(left_out)} {rows} left out, broken or cut off: {lines} {listed(left_out)}"
-    return (f"{name}: {said}",)
+    return (f"{file.name}: {said}",)
 
 
-def _text_row(name: str, row: TextRow, operation: Operation) -> _Row | None:
+def _text_row(file: Benchmark, row: TextRow) -> _Row | None:
     """Reads a row; None for 0 bytes: fewer than one element a rank, as nccl-tests rounds them."""
     line, cells, in_place = row.line, row.cells, row.in_place
-    size = int(number(name, line, cells[0], "size"))
+    size = int(file.number(line, cells[0], "size"))
     if size == 0:
         return None
-    _check_operation(name, line, "this row", cells[3], row.root or "", operation)
-    time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
-    number(name, line, in_place[1], "in-place algbw")
-    number(name, line, in_place[2], "in-place busbw")
+    _check_operation(file, line, "this row", cells[3], row.root or "")
+    time_us = file.number(line, in_place[0], "in-place time", above_zero=True)
+    file.number(line, in_place[1], "in-place algbw")
+    file.number(line, in_place[2], "in-place busbw")
     if row.counted:
-        _check_right(name, line, in_place[3], "in-place #wrong")
+        _check_right(file, line, in_place[3], "in-place #wrong")
     bandwidths = Bandwidths(in_place[1], in_place[2], line)
     out_of_place_s = _seconds(row.out_of_place[0])
     return _Row(size, time_us * 1e-6, bandwidths, " ".join(cells[2:4]), out_of_place_s)
 
 
-def _in_seconds(name: str, rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
+def _in_seconds(file: Benchmark, rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
     """Rows with their times in seconds: until 2019 nccl-tests printed milliseconds.
 
     The bandwidths tell. Raises ImportFailedError where they do not, and no link is so fast.
@@ -541,8 +517,8 @@ def _in_seconds(name: str, rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...
         if (algbw := float(row.bandwidths.algbw)) >= _TOLD
     ]
     if not told and max(row.time_s for row in rows) < _FASTEST_S:
-        raise ImportFailedError(
-            name, "its times are below 1 us, perhaps of milliseconds; needs rows from 1 MiB up"
+        raise file.wrong(
+            "its times are below 1 us, perhaps of milliseconds; needs rows from 1 MiB up"
         )
     if not told or not 1 / _NEAR < median(told) / 1000 < _NEAR:
         return rows, ()
@@ -553,7 +529,7 @@ def _in_seconds(name: str, rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...
         )
         for row in rows
     ]
-    return scaled, (f"{name}: its times are milliseconds, as its bandwidths say",)
+    return scaled, (f"{file.name}: its times are milliseconds, as its bandwidths say",)
 
 
 def _seconds(time_us: Any) -> float | None:
@@ -566,27 +542,27 @@ def _seconds(time_us: Any) -> float | None:
 
 
 # --- JSON ----------------------------------------------------------------------------------------
-def _json_row(name: str, index: int, row: Any, operation: Operation) -> _Row:
+def _json_row(file: Benchmark, index: int, row: Any) -> _Row:
     """A row of results; one of 0 bytes stands for what nccl-tests rounded to nothing."""
     here = f"result {index}"
     in_place = row.get("in_place") if isinstance(row, dict) else None
     if not isinstance(in_place, dict):
-        raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
+        raise file.wrong(f"{here} has no in_place times, and DDP reduces in place")
     if "time" not in in_place:
-        raise _processors_time(name, 0, f"{here} has no time")
+        raise _processors_time(file, 0, f"{here} has no time")
     called = "".join(filter(str.isalnum, str(row.get("experiment_name", "")))).lower()
     other = _CALLED.get(called.removesuffix("perf"))  # None: it is none of nccl-tests'
-    if other and other != operation:
-        raise _is_another(name, 0, f"{here} is of {other}", operation)
-    _check_operation(name, 0, here, row.get("redop"), row.get("root", ""), operation)
-    size = int(number(name, 0, row.get("size"), f"size of {here}"))
+    if other and other != file.operation:
+        raise _is_another(file, 0, f"{here} is of {other}")
+    _check_operation(file, 0, here, row.get("redop"), row.get("root", ""))
+    size = int(file.number(0, row.get("size"), f"size of {here}"))
     if size == 0:
         return _Row(0, 0.0, Bandwidths("0", "0"))
-    time_us = number(name, 0, in_place["time"], f"in_place time of {here}", above_zero=True)
+    time_us = file.number(0, in_place["time"], f"in_place time of {here}", above_zero=True)
     algbw, busbw = (
-        str(number(name, 0, in_place.get(key), f"{key} of {here}")) for key in ("alg_bw", "bus_bw")
+        str(file.number(0, in_place.get(key), f"{key} of {here}")) for key in ("alg_bw", "bus_bw")
     )
-    _check_right(name, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
+    _check_right(file, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
     kind = " ".join(str(row[key]) for key in ("type", "redop") if key in row)
     other_half = row.get("out_of_place")
     out_of_place_s = _seconds(other_half.get("time")) if isinstance(other_half, dict) else None
@@ -594,12 +570,12 @@ def _json_row(name: str, index: int, row: Any, operation: Operation) -> _Row:
     return _Row(size, time_us * 1e-6, bandwidths, kind, out_of_place_s)
 
 
-def _json_devices(name: str, config: dict[str, Any]) -> list[Device]:
+def _json_devices(file: Benchmark, config: dict[str, Any]) -> list[Device]:
     """One a process, whatever the GPUs of a process."""
     devices = config.get("devices")
     is_list = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
     if not is_list or not devices:
-        raise ImportFailedError(name, "its config lists no devices, so its ranks are not known")
+        raise file.wrong("its config lists no devices, so its ranks are not known")
     keys = ("hostname", "device", "device_hex", "group", "device_info")
     told = [[each.get(key) for key in keys] for each in devices]
     return [

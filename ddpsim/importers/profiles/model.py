@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.importers.text import header_of, number, read_text, table, whole
+from ddpsim.importers.text import ForeignFile, header_of, read_text
 from ddpsim.scenario.options.model_file import ITEM_BYTES, Known, known_of
 from ddpsim.scenario.quantity import SourceFile
 
@@ -106,54 +105,47 @@ def profile_of(name: str, text: str) -> ModelProfile:
 def read_parameters(source: SourceFile) -> ModelProfile:
     """Read a parameter list (CSV: name, shape, dtype; shape as in `_shape`)."""
     lines = read_text(source, "a CSV table: name,shape,dtype").splitlines()
-    header = header_of(lines, _LIST_COLUMNS) or 0
+    header, file = header_of(lines, _LIST_COLUMNS) or 0, ForeignFile(source.given)
     rows = [
         _TUPLE.sub(lambda at: f",{'x'.join(at[1].replace(',', ' ').split()) or '()'}", line)
         for line in lines[header:]
     ]
     parameters: list[ProfiledParameter] = []
     lines_by_name: dict[str, int] = {}
-    for line, row in table(source.given, rows, _LIST_COLUMNS, header + 1):
+    for line, row in file.table(rows, _LIST_COLUMNS, header + 1):
         first = lines_by_name.setdefault(row["name"], line)
         if first != line:
-            raise ImportFailedError(
-                source.given,
-                f"{shown(row['name'])} stands in line {first} already; a parameter has one row, "
-                "shared ones too",
-                line,
-            )
-        shape = _shape(source.given, line, row["shape"])
-        whole(source.given, line, math.prod(shape), "the number of elements")
-        dtype = _dtype(source.given, line, row["dtype"])
-        parameters.append(
-            ProfiledParameter(row["name"], math.prod(shape), dtype, shape=tuple(shape))
-        )
+            already = f"{shown(row['name'])} stands in line {first} already"
+            raise file.wrong(f"{already}; a parameter has one row, shared ones too", line)
+        shape = _shape(file, line, row["shape"])
+        numel = file.whole(line, math.prod(shape), "the number of elements")
+        dtype = _dtype(file, line, row["dtype"])
+        parameters.append(ProfiledParameter(row["name"], numel, dtype, shape=tuple(shape)))
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
 
 
-def _shape(name: str, line: int, text: str) -> list[int]:
+def _shape(file: ForeignFile, line: int, text: str) -> list[int]:
     """Extents as `512x512` or `512`, as torch prints them (`(512, 512)`), `()` of a scalar."""
     what = "shape (written 512x512, (512, 512), 512, or () for a scalar)"
     extents = [] if text.strip() == "()" else text.lower().split("x")
-    return [whole(name, line, extent, what) for extent in extents]
+    return [file.whole(line, extent, what) for extent in extents]
 
 
 def _read_csv(name: str, text: str) -> ModelProfile:
-    parameters, latest = [], 0.0
-    for line, row in table(name, text.splitlines(), ("param_name", "numel", "ready_us")):
-        ready_s = number(name, line, row["ready_us"], "ready_us") * 1e-6
+    parameters, names, latest, file = [], set[str](), 0.0, ForeignFile(name)
+    for line, row in file.table(text.splitlines(), ("param_name", "numel", "ready_us")):
+        title, ready_s = row["param_name"], file.number(line, row["ready_us"], "ready_us") * 1e-6
         if ready_s < latest:
-            raise ImportFailedError(
-                name, "ready_us goes back in time: the rows must stand in backward order", line
-            )
-        latest = ready_s
-        numel = whole(name, line, row["numel"], "numel")
-        parameters.append(ProfiledParameter(row["param_name"], numel, "float32", ready_s=ready_s))
+            back = "ready_us goes back in time: the rows must stand in backward order"
+            raise file.wrong(back, line)
+        if title in names:
+            again = f"lists {shown(title)} twice; a parameter stands there once, shared ones too"
+            raise file.wrong(again)
+        names.add(title)
+        latest, numel = ready_s, file.whole(line, row["numel"], "numel")
+        parameters.append(ProfiledParameter(title, numel, "float32", ready_s=ready_s))
     if latest == 0:
-        raise ImportFailedError(
-            name, "ready_us is 0 for every parameter; wanted when each is ready"
-        )
-    _check_names(name, parameters)
+        raise file.wrong("ready_us is 0 for every parameter; wanted when each is ready")
     return ModelProfile(name, tuple(parameters), in_registration_order=False)
 
 
@@ -198,19 +190,7 @@ def measured_profile(name: str, known: Known) -> ModelProfile:
     )
 
 
-def _check_names(name: str, parameters: Sequence[ProfiledParameter]) -> None:
-    seen: set[str] = set()
-    for parameter in parameters:
-        if parameter.name in seen:
-            raise ImportFailedError(
-                name,
-                f"lists {shown(parameter.name)} twice; a parameter stands there once, shared ones "
-                "too",
-            )
-        seen.add(parameter.name)
-
-
-def _dtype(name: str, line: int, text: str) -> str:
+def _dtype(file: ForeignFile, line: int, text: str) -> str:
     dtype = str(text).strip().removeprefix("torch.")
     if dtype not in ITEM_BYTES:
         wanted = f"wanted one of {', '.join(ITEM_BYTES)}"
@@ -218,5 +198,5 @@ def _dtype(name: str, line: int, text: str) -> str:
         if dtype.startswith(("int", "uint", "bool")):
             what = f"{shown(text)} is no dtype of a parameter that gets a gradient"
             wanted = f"list those alone, {wanted}"
-        raise ImportFailedError(name, f"{what}; {wanted}", line)
+        raise file.wrong(f"{what}; {wanted}", line)
     return dtype

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import ImportFailedError, InputError, blamed_on
-from ddpsim.importers.text import read_text, table, whole
+from ddpsim.importers.text import ForeignFile, read_text
 from ddpsim.planning.capacity_plan.long_run import HALF, Campaign
 from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.program import pauses_of
@@ -270,8 +270,9 @@ def read_steps_by_batch(path: str | Path) -> StepsByBatch:
         if not Path(path).is_file():
             raise ImportFailedError(name, f"no such file; wanted a CSV of {','.join(_COLUMNS)}")
         content = read_text(SourceFile(name, Path(path)), "a CSV of batch,steps")
-        for line, row in table(name, content.splitlines(), _COLUMNS):
-            batch, steps = (whole(name, line, row[column], column) for column in _COLUMNS)
+        file = ForeignFile(name)
+        for line, row in file.table(content.splitlines(), _COLUMNS):
+            batch, steps = (file.whole(line, row[column], column) for column in _COLUMNS)
             if batch in points:
                 raise ImportFailedError(name, f"has the batch {batch} twice; keep one", line)
             points[batch] = steps
