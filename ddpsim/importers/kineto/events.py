@@ -13,15 +13,16 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, pairwise
 from json import JSONDecodeError
 from sys import getsizeof
 from typing import Any, Literal, NamedTuple, TextIO
 
-from ddpsim.errors import ImportFailedError, shown
+from ddpsim.errors import shown
 from ddpsim.files import json_value, no_collection
-from ddpsim.importers.text import foreign, foreign_text, held_bytes
+from ddpsim.importers.text import ForeignFile, foreign, foreign_text, held_bytes
 from ddpsim.scenario.quantity import SourceFile
 
 Kind = Literal["op", "runtime", "gpu"]
@@ -90,10 +91,10 @@ class Event(NamedTuple):
     args: dict[str, Any]
 
 
-class TraceFile(NamedTuple):
+@dataclass(frozen=True)
+class TraceFile(ForeignFile):
     """A file's events, and what its head says of the job and of the devices."""
 
-    name: str
     events: list[Event]
     distributed: dict[str, Any]
     devices: dict[int, str]
@@ -101,35 +102,34 @@ class TraceFile(NamedTuple):
 
 def read_trace_file(source: SourceFile) -> TraceFile:
     """Read a trace; raises ImportFailedError, which says what to do."""
-    name = source.given
+    file = ForeignFile(source.given)
     with foreign_text(source, _HOW) as text, no_collection():
         stream = JsonStream(text, _LARGEST)
         try:
             mark = stream.next_mark()
             if mark not in ("{", "["):
                 what = "this is no JSON, and a trace is" if mark else "the file is empty"
-                raise ImportFailedError(name, f"{what}; {_HOW}")
-            head, events = _read(name, stream)
+                raise file.wrong(f"{what}; {_HOW}")
+            head, events = _read(file, stream)
         except TooLargeError as error:
-            raise ImportFailedError(
-                name, f"{error}; record fewer steps (torch.profiler.schedule), without with_stack"
+            raise file.wrong(
+                f"{error}; record fewer steps (torch.profiler.schedule), without with_stack"
             ) from None
         except ValueError as error:
-            raise ImportFailedError(
-                name,
+            raise file.wrong(
                 f"the JSON is cut off or broken ({error}); let the profiler end before copying it",
                 stream.line,
             ) from None
     if events is None:
-        raise ImportFailedError(name, f"has no list of traceEvents; {_HOW}")
+        raise file.wrong(f"has no list of traceEvents; {_HOW}")
     if "ddpsim" in head:
-        raise ImportFailedError(name, f"was simulated by ddpsim trace, not measured; {_HOW}")
+        raise file.wrong(f"was simulated by ddpsim trace, not measured; {_HOW}")
     if not events or "schemaVersion" not in head:
-        raise ImportFailedError(name, f"holds no event of PyTorch's profiler; {_HOW}")
+        raise file.wrong(f"holds no event of PyTorch's profiler; {_HOW}")
     distributed = head.get("distributedInfo")
     devices = head.get("deviceProperties", head.get(_OLD_DEVICES))
     return TraceFile(
-        name,
+        file.name,
         events,
         distributed if isinstance(distributed, dict) else {},
         {
@@ -148,7 +148,7 @@ def is_of_traces(source: SourceFile) -> bool:
         return b'"schemaVersion"' in file.read(_BEGINNING)
 
 
-def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | None]:
+def _read(file: ForeignFile, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | None]:
     """What the head says, and the events; None where there is no list of them."""
     head: dict[str, Any] = {}
     events: list[Event] | None = None
@@ -157,7 +157,7 @@ def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | 
         return head, None
     for key in stream.members():
         if key == "traceEvents" and stream.next_mark() == "[":
-            events = _events(name, stream)
+            events = _events(file, stream)
             continue
         value = stream.value()
         if key in _HEAD:
@@ -167,11 +167,11 @@ def _read(name: str, stream: JsonStream) -> tuple[dict[str, Any], list[Event] | 
     return head, events
 
 
-def _events(name: str, stream: JsonStream) -> list[Event]:
+def _events(file: ForeignFile, stream: JsonStream) -> list[Event]:
     """What is read of the list that follows; raises TooLargeError where it takes much memory."""
     events, shared, own_bytes = list[Event](), _Shared(), 0
     for item in stream.items():
-        event = _event(name, shared, item)
+        event = _event(file, shared, item)
         if event is None:
             continue
         events.append(event)
@@ -201,7 +201,7 @@ class _Shared:
         return value
 
 
-def _event(name: str, shared: _Shared, item: Any) -> Event | None:
+def _event(file: ForeignFile, shared: _Shared, item: Any) -> Event | None:
     """What is read of an item; None: nothing."""
     if not isinstance(item, dict):
         return None
@@ -217,9 +217,7 @@ def _event(name: str, shared: _Shared, item: Any) -> Event | None:
     event = Event(kind, title, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
     is_typed = isinstance(event.thread, (int, str)) and isinstance(start_us, (int, float))
     if not is_typed or not -_LATEST_US < event.start_us <= event.end_us < _LATEST_US:
-        raise ImportFailedError(
-            name, f"{shown(title)} has no place in time (its ts, dur and tid); {_HOW}"
-        )
+        raise file.wrong(f"{shown(title)} has no place in time (its ts, dur and tid); {_HOW}")
     return event
 
 
@@ -402,7 +400,7 @@ class TraceEvents:
     """A file's events by what they are."""
 
     def __init__(self, file: TraceFile) -> None:
-        self.name = file.name
+        self.name, self.wrong = file.name, file.wrong
         by_start = sorted(file.events, key=lambda event: (event.start_us, -event.end_us))
         self.ops = [event for event in by_start if event.kind == "op"]
         self.calls = [event for event in by_start if event.kind == "runtime"]
@@ -410,23 +408,19 @@ class TraceEvents:
         self.accumulated = [op for op in self.ops if op.name == ACCUMULATE]
         if not self.accumulated:
             lacks = "no GPU kernel and no backward" if not self.kernels else "no op of the backward"
-            raise ImportFailedError(
-                file.name,
+            raise file.wrong(
                 f"holds {lacks} (no AccumulateGrad); record whole training steps with "
-                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
         if len(self.backward_threads) > _MOST_THREADS:
-            raise ImportFailedError(
-                file.name, "runs its backward on too many threads; record one process"
-            )
+            raise file.wrong("runs its backward on too many threads; record one process")
         self.device = self._one_device()
 
     def _one_device(self) -> int:
         told = (event.args.get("device") for event in self.kernels)
         devices = sorted({device for device in told if isinstance(device, int)})
         if len(devices) > 1:
-            raise ImportFailedError(
-                self.name,
+            raise self.wrong(
                 f"holds kernels of {len(devices)} devices ({', '.join(map(str, devices))}); "
                 "record one process with one GPU",
             )
@@ -439,9 +433,8 @@ class TraceEvents:
         if marked:
             # each event is then of few steps, and reading takes time in proportion to the file
             if sum(op.end_us - op.start_us for op in marked) > 2 * spans_of(marked).length:
-                raise ImportFailedError(
-                    self.name,
-                    "its steps (ProfilerStep) overlap; record one process with one profiler",
+                raise self.wrong(
+                    "its steps (ProfilerStep) overlap; record one process with one profiler"
                 )
             return [Window(op.name, op.start_us, op.end_us) for op in marked]
         # when each step's last optimizer ended: none follows before the next gradient
@@ -451,11 +444,10 @@ class TraceEvents:
         following = zip(every_us, before, [*before, -1][1:], strict=True)
         ends_us = [end_us for end_us, i, j in following if i != j]
         if not ends_us:
-            raise ImportFailedError(
-                self.name,
+            raise self.wrong(
                 "has no ProfilerStep and no Optimizer.step: where a step ends is not known; give "
                 "the profiler a schedule (torch.profiler.schedule), without which it writes no "
-                "ProfilerStep, and call prof.step() after each step",
+                "ProfilerStep, and call prof.step() after each step"
             )
         spans = pairwise([self.ops[0].start_us, *ends_us])
         return [Window(f"step {i}", start, end) for i, (start, end) in enumerate(spans, 1)]
@@ -647,17 +639,15 @@ class TraceEvents:
             found.append(DeviceWork(launch, event, max(0.0, event.end_us - start_us)))
             covered_us = max(covered_us, event.end_us)
         if self.kernels and 2 * len(found) < len(self.kernels):
-            raise ImportFailedError(
-                self.name,
+            raise self.wrong(
                 f"the launch of {len(self.kernels) - len(found)} of {len(self.kernels)} kernels is "
-                "not recorded; record with ProfilerActivity.CPU too",
+                "not recorded; record with ProfilerActivity.CPU too"
             )
         if self.lost.share > _MOST_LOST:
-            raise ImportFailedError(
-                self.name,
+            raise self.wrong(
                 f"the launch of {self.lost.kernels} kernels, {100 * self.lost.share:.0f} % of the "
                 "kernels' time, is not recorded, so where they belong is not known; record with "
-                "ProfilerActivity.CPU too, and fewer steps (torch.profiler.schedule)",
+                "ProfilerActivity.CPU too, and fewer steps (torch.profiler.schedule)"
             )
         return sorted(found, key=lambda work: work.launch.start_us)
 

@@ -27,7 +27,6 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import NamedTuple
 
-from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import (
     TIMED,
     Event,
@@ -48,6 +47,7 @@ from ddpsim.importers.kineto.measured import (
     range_of_unlike,
 )
 from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
+from ddpsim.importers.text import ForeignFile
 from ddpsim.scenario.quantity import SourceFile
 
 _ENOUGH = 3  # of each way, of which a median tells
@@ -95,9 +95,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     found = (_read_whole_step(trace, window) for window in trace.windows)
     steps = _lasting(step for step in found if step)
     if not steps:
-        raise ImportFailedError(
-            file.name, "none of its steps holds a backward; record whole training steps"
-        )
+        raise file.wrong("none of its steps holds a backward; record whole training steps")
     steady = steps[1:] or steps
     _check_steps_alike(file, steady)
     middle_s = median_low(step.busy_s for step in steady)
@@ -141,24 +139,21 @@ def _whole(file: TraceFile, key: str) -> int | None:
 
 def _check_steps_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:
     if unlike := range_of_unlike(len(step.gradients) for step in steady):
-        raise ImportFailedError(
-            file.name,
+        raise file.wrong(
             f"its steps make {unlike} gradients; record whole steps that are alike, one backward "
-            "in each",
+            "in each"
         )
     if unlike := range_of_unlike(len(step.micro_batches) for step in steady):
-        raise ImportFailedError(
-            file.name,
+        raise file.wrong(
             f"its steps have {unlike} micro-batches; call prof.step() after each step of the "
-            "optimizer",
+            "optimizer"
         )
     without = [step.name for step in steady if not step.has_optimizer]
     if 0 < len(without) < len(steady):
-        raise ImportFailedError(
-            file.name,
+        raise file.wrong(
             f"{len(without)} of {len(steady)} steps, such as {without[0]}, run no Optimizer.step, "
             "and the others do; record one optimizer step in each: call prof.step() after it "
-            "alone, and record steps of one micro-batch (ddp.accumulation_steps then repeats it)",
+            "alone, and record steps of one micro-batch (ddp.accumulation_steps then repeats it)"
         )
 
 
@@ -171,17 +166,15 @@ def _check(
     for part, pieces in passes:
         if sum(piece.device_s for piece in pieces) <= 0:
             where = "on the GPU " if trace.kernels else ""
-            raise ImportFailedError(
-                file.name,
+            raise file.wrong(
                 f"its {part} does no work {where}in {typical.name}; record whole steps with "
-                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
     ranks = _whole(file, "world_size") or 1
     if ranks > 1 and not any(step.collectives for step in steady):
-        raise ImportFailedError(
-            file.name,
+        raise file.wrong(
             f"says that it is of {ranks} ranks, but holds no communication; record a step in which "
-            "DDP reduces (no no_sync), or a run without torch.distributed",
+            "DDP reduces (no no_sync), or a run without torch.distributed"
         )
 
 
@@ -247,10 +240,9 @@ def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
 def _joined(trace: TraceEvents, window: Window, parts: Sequence[KinetoStep]) -> KinetoStep:
     """The last one, with the others before it and the optimizer's work of all."""
     if unlike := range_of_unlike(len(part.gradients) for part in parts):
-        raise ImportFailedError(
-            trace.name,
+        raise trace.wrong(
             f"{window.name} runs forwards and backwards of {unlike} gradients; record steps whose "
-            "micro-batches are alike",
+            "micro-batches are alike"
         )
     *earlier, last = parts
     optimizers = [part.optimizer for part in parts]
@@ -418,19 +410,15 @@ class RankTraces:
 
 def read_rank_traces(source: SourceFile) -> RankTraces:
     """Read a folder with one trace a rank, or one trace; raises ImportFailedError."""
-    traces = _by_rank(source)
+    traces, file = _by_rank(source), ForeignFile(source.given)
     sizes = {trace.world_size for trace in traces.values()}
     if len(sizes) > 1:
-        raise ImportFailedError(
-            source.given, "its traces are of jobs of different sizes; keep one job"
-        )
+        raise file.wrong("its traces are of jobs of different sizes; keep one job")
     named = {rank: {s.name: s for s in trace.steps} for rank, trace in traces.items()}
     first = next(iter(named.values()))
     common = [name for name in first if all(name in steps for steps in named.values())]
     if not common:
-        raise ImportFailedError(
-            source.given, "its traces have no step in common; record the same steps on every rank"
-        )
+        raise file.wrong("its traces have no step in common; record the same steps on every rank")
     steps = {rank: tuple(of_rank[name] for name in common) for rank, of_rank in named.items()}
     counts = {
         sum(each.of_gradients for each in step.collectives)
@@ -438,10 +426,9 @@ def read_rank_traces(source: SourceFile) -> RankTraces:
         for step in of_rank
     }
     if len(steps) > 1 and len(counts) > 1:
-        raise ImportFailedError(
-            source.given,
+        raise file.wrong(
             f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
-            "steps of one job, alike on every rank",
+            "steps of one job, alike on every rank"
         )
     found = tuple(map(tuple, transfers(steps)))
     return RankTraces(source.given, sizes.pop(), traces, steps, found)
@@ -453,7 +440,8 @@ def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
         trace = read_trace(file)
         rank = 0 if trace.rank is None else trace.rank
         if rank in found:
-            raise ImportFailedError(file.given, f"is of rank {rank}, as {found[rank].source} is")
+            twice = f"is of rank {rank}, as {found[rank].source} is"
+            raise ForeignFile(file.given).wrong(twice)
         found[rank] = trace
     return dict(sorted(found.items()))
 
@@ -464,9 +452,8 @@ def _files_of(source: SourceFile) -> list[SourceFile]:
         return [source]
     names = sorted(file.name for file in source.path.iterdir() if file.name.endswith(_SUFFIXES))
     if not names:
-        raise ImportFailedError(
-            source.given, f"holds no trace: no file ends in {' or '.join(_SUFFIXES)}"
-        )
+        lacks = f"holds no trace: no file ends in {' or '.join(_SUFFIXES)}"
+        raise ForeignFile(source.given).wrong(lacks)
     return [SourceFile(str(Path(source.given) / name), source.path / name) for name in names]
 
 

@@ -9,7 +9,6 @@ from itertools import chain, pairwise
 from math import inf, prod
 from typing import Any
 
-from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import (
     BROADCAST,
     MOST,
@@ -144,10 +143,9 @@ class _Step:
         window = self.window
         forwards = [op for op in within(self.trace.ops, window) if op.name == DDP_FORWARD]
         if len(forwards) > 1 or self._is_mixed():  # micro-batches, or two models in turns
-            raise ImportFailedError(
-                self.trace.name,
+            raise self.trace.wrong(
                 f"{window.name} runs several forwards and backwards; record steps of one "
-                "micro-batch (ddp.accumulation_steps then repeats it)",
+                "micro-batch (ddp.accumulation_steps then repeats it)"
             )
         backward, forward = tuple(self._backward()), tuple(self._forward())
         optimizer = self._optimizer()
