@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from calibrate.cli_device import capture, device, fit_device
 from calibrate.cli_options import (
     LONGEST_S,
     Batch,
     Function,
     Fused,
+    Layouts,
     LineRate,
     Local,
+    Operations,
     Optimizer,
     Output,
     Variants,
@@ -24,17 +25,20 @@ from calibrate.cli_options import (
     bytes_per_s,
     check_ranks_devices,
     is_first,
+    layouts,
     memory_bytes,
+    operations,
     said_once,
     variants_of,
 )
-from calibrate.cli_profile import fit, import_nccl_tests, restart, show
-from calibrate.files import HTML, check_outputs, save_json
+from calibrate.files import HTML, check_outputs, name_as_text, save_json
 from calibrate.records.rounds import RoundOptions
 from calibrate.records.variant import Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.files import write_atomically
+from ddpsim.importers.profiles.cluster import SCHEMA as PROFILE_SCHEMA
+from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.scenario.options.model_file import MODEL_SCHEMA, read_known
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
@@ -59,12 +63,84 @@ app.add_typer(
     testbed, name="testbed", short_help="Build a real network of hosts on this machine (Linux)."
 )
 app.add_typer(imports, name="import")
-app.command(short_help="Record a model from its code, with no GPU.")(capture)
-app.command(short_help="Measure one GPU or CPU core: kernels, host, zoo models.")(device)
-app.command("fit-device", short_help="Fit such a record; write a device file.")(fit_device)
-imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")(
-    import_nccl_tests
-)
+
+
+@app.command(short_help="Record a model from its code, with no GPU.")
+def capture(
+    model: Function,
+    output: Output,
+    *,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="The batch, where the model allows one alone.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="The largest seq_len, or the usual image_size of the function."),
+    ] = None,
+) -> None:
+    """Record a model's training step from its code, with no GPU and in little memory.
+
+    Shapes flow through the real modules; batch and size stay free where the model allows it.
+    """
+    from calibrate.capture.capture import capture as captured
+    from calibrate.capture.capture import render
+    from calibrate.capture.sources import source_of
+    from calibrate.measure.model.profile import with_other_part
+
+    check_outputs([(output, MODEL_SCHEMA)])
+    document = with_other_part(captured(source_of(model, batch, size)), output)
+    write_atomically(output, render(document) + "\n")
+    only, sizes = (document["captured"][key] for key in ("batch", "size"))
+    free = "any batch" if only is None else f"a batch of {only['only']} ({only['because']})"
+    print(f"{output}: use it as workload.model, with {free}")
+    if sizes and sizes["min"] < sizes["max"]:
+        print(f"{sizes['key']} from {sizes['min']} to {sizes['max']}")
+    elif sizes:
+        print(f"{sizes['key']} {sizes['default']} alone: {sizes['because']}")
+
+
+@app.command(short_help="Measure one GPU or CPU core: kernels, host, zoo models.")
+def device(
+    output: Output,
+    *,
+    time_budget_s: Annotated[
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds for all of it.")
+    ] = 480,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
+) -> None:
+    """Measure one GPU, or a CPU core: kernels, host time, optimizers, zoo models, DDP's own work.
+
+    The most valuable first; the record is whole after every measurement.
+    """
+    from calibrate.measure.device.session import DeviceOptions, measure_device
+
+    with said_once():
+        measure_device(DeviceOptions(output, time_budget_s, device=device, resume=resume))
+    print(f"{output}: make a device file of it with `fit-device`")
+
+
+@app.command("fit-device", short_help="Fit such a record; write a device file.")
+def fit_device(
+    record: Annotated[Path, typer.Argument(help="A record that `device` wrote.")],
+    output: Output,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the device; default: as torch calls it.")
+    ] = None,
+) -> None:
+    """Fit the efficiencies of a device from its record; write a file for cluster.device."""
+    from calibrate.fit.device.fit import fit_device as fitted_device
+    from calibrate.fit.device.fit import residual_lines
+    from calibrate.records.device_record import load_device_record
+    from ddpsim.scenario.device import DEVICE_SCHEMA
+
+    check_outputs([(output, DEVICE_SCHEMA)], [record])
+    loaded = load_device_record(record)
+    fitted = fitted_device(loaded, name, name_as_text(record))
+    save_json(fitted.file, output)
+    print(f"{output}: use it as cluster.device")
+    for line in residual_lines(loaded, fitted):
+        print(line)
 
 
 @app.command(short_help="Measure collectives, copies, interference and jitter.")
@@ -248,9 +324,121 @@ def rounds(
         print(f"{output}: hold it against a profile with `validate`")
 
 
-app.command(short_help="Measure a restart, and checkpoints of your model.")(restart)
-app.command(short_help="Fit records of a cluster; write its profile.")(fit)
-app.command(short_help="Print a cluster profile; say what to measure next.")(show)
+@app.command(short_help="Measure a restart, and checkpoints of your model.")
+def restart(
+    function: Function,
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where checkpoints go.")],
+    *,
+    local: Local = None,
+    batch: Batch = None,
+    optimizer: Optimizer = "adamw",
+    fused: Fused = False,
+) -> None:
+    """Measure process group, first step, and checkpoints of your model, for `reliability`."""
+    from calibrate.measure.model.restart import RestartOptions, measure_restart
+    from calibrate.measure.ranks.launch import run
+
+    options = RestartOptions(
+        model=function, path=path, batch=batch, optimizer=optimizer, fused=fused
+    )
+    with said_once():
+        run(measure_restart, options, local)
+
+
+@app.command(short_help="Fit records of a cluster; write its profile.")
+def fit(
+    records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    residuals: Annotated[
+        Path | None, typer.Option(help="Draw the residuals into this HTML file.")
+    ] = None,
+) -> None:
+    """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
+    from calibrate.fit.profile import fit_profile, samples_of_records
+    from calibrate.fit.show import correlated, data_loaders, residual_table, write_residual_figure
+    from calibrate.records.record import load_record
+
+    check_outputs([(output, PROFILE_SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
+    loaded = [load_record(path) for path in records]
+    fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
+    _write(fitted, output)
+    samples = samples_of_records(loaded)
+    table = residual_table(fitted.all_reduce, samples)
+    for line in (*data_loaders(loaded), table, *correlated(fitted)):
+        print(line)
+    if residuals:
+        write_residual_figure(fitted.all_reduce, samples, residuals)
+
+
+@app.command(short_help="Print a cluster profile; say what to measure next.")
+def show(
+    file: Annotated[Path, typer.Argument(help="A cluster profile.")],
+    *,
+    predicted: Annotated[
+        int | None,
+        typer.Option(
+            "--for",
+            min=1,
+            metavar="NODES",
+            help="Nodes to predict; default: 8 times the most that were measured.",
+        ),
+    ] = None,
+    up_to: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NODES", help="Nodes that you can measure; default: 4 times the most."
+        ),
+    ] = None,
+) -> None:
+    """Print a cluster profile as a person reads it, and with NCCL what to measure next."""
+    from calibrate.fit.next_measurement import Target, show_next
+    from calibrate.fit.show import show as shown
+    from ddpsim.importers.profiles.cluster import read_cluster_profile
+    from ddpsim.scenario.quantity import SourceFile
+
+    profile = read_cluster_profile(SourceFile(str(file), file))
+    for option, given in (("--for", predicted), ("--up-to", up_to)):
+        if given and profile.backend != "nccl":
+            problem = f"a profile of {profile.backend} does not say what to measure next; drop it"
+            raise typer.BadParameter(problem, param_hint=option)
+    print("\n".join((shown(profile), *show_next(profile, Target.of(profile, predicted, up_to)))))
+
+
+@imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")
+def import_nccl_tests(
+    logs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="nccl-tests' text or JSON (-J), our CSV, or another benchmark's table."
+        ),
+    ],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    layout: Layouts = None,
+    operation: Operations = None,
+) -> None:
+    """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
+    from calibrate.fit.profile import fit_logs, samples_of_logs
+    from calibrate.fit.samples import read_logs
+    from calibrate.fit.show import correlated, residual_table
+
+    check_outputs([(output, PROFILE_SCHEMA)], logs)
+    read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
+    fitted = fit_logs(read.all_reduces, name, others=read.others)
+    _write(fitted, output)
+    samples = samples_of_logs(read.all_reduces)
+    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
+        print(line)
+    for warning in read.warnings:
+        print(f"WARNING {warning}")
+
+
+def _write(profile: ClusterProfile, path: Path) -> None:
+    from calibrate.fit.show import not_measured
+
+    save_json(profile, path)
+    print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))
 
 
 @app.command(short_help="Hold the simulation against `rounds`; say what is off.")
