@@ -36,7 +36,7 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.parts import Parts
 from ddpsim.report.capacity.long_run import month_rows
-from ddpsim.report.page.figures import scaling_figure
+from ddpsim.report.page.charts import scaling_figure
 from ddpsim.report.page.tables import bucket_rows, parts
 from ddpsim.report.page.timeline import drawn_ranks, looks, span_ns
 from ddpsim.result.model import Memory, Result, edges_in_words, interval_name

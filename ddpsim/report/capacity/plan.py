@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from ddpsim.report.capacity.long_run import energy_lines, failure_lines, source_lines
-from ddpsim.report.capacity.next_doubling import next_doubling_lines
 from ddpsim.report.lines import as_text, command, cut, labelled, listed, screen_width, warned
 from ddpsim.report.training import samples_lines, steps_in_words
 from ddpsim.result.capacity import (
@@ -14,11 +13,13 @@ from ddpsim.result.capacity import (
     Capacity,
     CapacityPlan,
     Money,
+    NextDoubling,
     Target,
     usable,
 )
 from ddpsim.units import (
     format_bytes,
+    format_bytes_per_s,
     format_duration,
     format_long_duration,
     format_number,
@@ -28,6 +29,8 @@ from ddpsim.wording import counted
 
 _MORE_THAN_TWICE = 1.01
 _WHOLE_TABLE = 100  # columns
+_WORTH_SAYING = 0.1  # of the throughput
+_LINKS = {"inter_node": "inter-node", "intra_node": "intra-node"}
 
 
 @as_text
@@ -39,7 +42,7 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         *_answer(plan),
         *failure_lines(plan.answer.long_run),
         *energy_lines(plan.answer),
-        *next_doubling_lines(plan.next_doubling),
+        *_next_doubling(plan.next_doubling),
         *_knee(plan),
         "",
         *_table(plan),
@@ -214,6 +217,64 @@ def _knee(plan: CapacityPlan) -> Iterator[str]:
         f"less than {meaning} ({doubled.marginal_efficiency:.0%})"
     )
     yield from labelled("knee", said)
+
+
+def _next_doubling(twice: NextDoubling | None) -> Iterator[str]:
+    """What twice the GPUs give, and which network would make them worth while."""
+    if twice is None:
+        return
+    more = ""
+    if twice.samples_growth > 1:
+        more = f", {twice.samples_growth:.2f} times the samples counted"
+    gives = (
+        f"twice the GPUs ({twice.gpus:,}) give {twice.efficiency:.0%} of twice the throughput{more}"
+    )
+    if twice.efficiency >= KNEE_EFFICIENCY:
+        said = f"{gives}: worth it with this network"
+    elif twice.needed_speedup is None:
+        said = f"{gives}; {_no_network(twice)}"
+    else:
+        said = f"{gives}; {_needed(twice)} would make it {twice.needed_efficiency:.0%}"
+        if twice.gain_without_doubling:
+            said += (
+                f", and alone, without more GPUs, the throughput {twice.gain_without_doubling:+.0%}"
+            )
+    yield from labelled("network", said)
+    if twice.gain_without_network_time >= _WORTH_SAYING:
+        more = f"{twice.gain_without_network_time:.0%} more throughput"
+        yield from labelled("", f"if the network took no time, the answer's GPUs would have {more}")
+
+
+def _needed(twice: NextDoubling) -> str:
+    speedup = twice.needed_speedup or 1.0
+    if twice.needed_bandwidth_bytes_per_s is None or twice.bandwidth_bytes_per_s is None:
+        return f"all-reduces {speedup:.3g} x as fast as measured"
+    rates = (twice.needed_bandwidth_bytes_per_s, twice.bandwidth_bytes_per_s)
+    wanted, today = (_rate(twice.link, rate) for rate in rates)
+    return f"{_LINKS[twice.link]} links of {wanted} instead of {today} ({speedup:.3g} x)"
+
+
+def _rate(link: str, bytes_per_s: float) -> str:
+    """Writes a rate the way such links are sold: a NIC by its bits, a bus by its bytes."""
+    if link == "inter_node":
+        return f"{bytes_per_s * 8 / 1e9:,.4g} Gbit/s a NIC"
+    return format_bytes_per_s(bytes_per_s)
+
+
+def _no_network(twice: NextDoubling) -> str:
+    free = f"{twice.without_network_time:.0%}"
+    if twice.without_network_time < KNEE_EFFICIENCY:
+        return (
+            f"no network makes it worth while: one that takes no time at all gives {free}. Then "
+            f"what bounds is {twice.limit}"
+        )
+    if twice.unlimited_efficiency is None:
+        return f"a network that takes no time gives {free}"
+    return (
+        f"no {_LINKS[twice.link]} bandwidth makes it worth while: an unlimited one gives "
+        f"{twice.unlimited_efficiency:.0%} (a network that takes no time {free}). Then what bounds "
+        f"is {twice.limit}"
+    )
 
 
 def _table(plan: CapacityPlan) -> Iterator[str]:

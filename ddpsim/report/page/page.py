@@ -8,7 +8,7 @@ from typing import Any
 from ddpsim.errors import printable
 from ddpsim.report.capacity.long_run import month_rows
 from ddpsim.report.page import words
-from ddpsim.report.page.figures import figures
+from ddpsim.report.page.charts import figures
 from ddpsim.report.page.shell import packaged, render
 from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page.timeline import legend, rank_options, timeline
