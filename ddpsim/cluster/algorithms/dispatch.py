@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms import pipeline
 from ddpsim.cluster.algorithms.direct import (
@@ -59,17 +59,14 @@ class Algorithm:
     ends_ns: Callable[[Paths, int, Ticks], Ticks] | None = None
 
 
-class _Pipelines(Protocol):
-    """Makes the pipelines of a collective; `alike`: for ranks that join at once."""
-
-    def __call__(self, paths: Paths, *, alike: bool = False) -> tuple[pipeline.Pipeline, ...]: ...
-
-
-def _piped(pipelines: _Pipelines, sent_bytes: Callable[[Paths, int], float]) -> Algorithm:
+def _piped(
+    pipelines: Callable[[Paths], tuple[pipeline.Pipeline, ...]],
+    sent_bytes: Callable[[Paths, int], float],
+) -> Algorithm:
     """An algorithm whose pipelines carry equal parts of the bytes, side by side."""
     return Algorithm(
         lambda paths, size: pipeline.side_by_side(pipelines(paths), paths, size),
-        lambda paths, size: pipeline.duration_ns(pipelines(paths, alike=True), paths, size),
+        lambda paths, size: pipeline.duration_ns(pipelines(paths), paths, size),
         sent_bytes,
         lambda paths, size, joined: pipeline.ends_ns(pipelines(paths), paths, size, joined),
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import cycle, pairwise
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,9 +18,6 @@ from ddpsim.cluster.algorithms.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology.paths import Ends, Link, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
-    from numpy import int64
-    from numpy.typing import NDArray
-
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
 # assumed sizes of a pipeline's chunks where no others are known: up to 16 as small as the first,
@@ -42,65 +40,85 @@ class _Edge(NamedTuple):
 class Pipeline:
     """Edges over which one half of the bytes flows in chunks: up to a root, and down again.
 
-    `inside`: the link of edges inside a node, these or usual ones.
+    `nodes`: each one's chains, equally long, that begin at its head (a GPU, or a switch); `tree`:
+    the first or the second of those over all heads. `inside`: the link of edges inside a node,
+    these or usual ones. `returns`: the result comes down to all.
     """
 
-    def __init__(self, inside: Callable[[Paths, Ends | None], Link]) -> None:
-        self._ends = array("l")  # source, target and flows of each edge
-        self._after, self._until = array("l"), array("l", [0])  # and where those of each end
-        self._inside = inside
+    def __init__(
+        self,
+        inside: Callable[[Paths, Ends | None], Link],
+        nodes: Sequence[Sequence[Sequence[int]]],
+        tree: int = 0,
+        *,
+        returns: bool = True,
+    ) -> None:
+        both = two_trees(len(nodes))
+        leaving = edges_by_node(both)  # the edges of both trees take turns on a node's network
+        self._inside, self._nodes, self._returns = inside, nodes, returns
+        self._heads = [chains[0][0] for chains in nodes]
+        self._parent, self._climb = both[tree], leaves_first(both[tree])
+        self._flows = [max(own, leaving[up]) for own, up in zip(leaving, self._parent, strict=True)]
 
-    def add(self, source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
-        """An edge; returns its place, as what later edges wait for."""
-        self._ends.extend((source, target, flows))
-        self._after.extend(after)
-        self._until.append(len(self._after))
-        return [self.count - 1]
+    def _edges(self) -> list[_Edge]:
+        """All edges, each after those that it waits for."""
+        edges: list[_Edge] = []
 
-    @property
-    def count(self) -> int:
-        """How many edges there are: of many ranks too many for an object each."""
-        return len(self._until) - 1
+        def add(source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
+            edges.append(_Edge(source, target, flows, tuple(after)))
+            return [len(edges) - 1]
 
-    def edge(self, number: int) -> _Edge:
-        """One of them, in the order in which they were added."""
-        source, target, flows = self._ends[3 * number : 3 * number + 3]
-        after = self._after[self._until[number] : self._until[number + 1]]
-        return _Edge(source, target, flows, tuple(after))
+        brought: list[list[int]] = [[] for _ in self._nodes]  # to each head
+        for chains, come in zip(self._nodes, brought, strict=True):
+            for chain in chains:
+                summed: list[int] = []
+                for target, source in reversed(list(pairwise(chain))):
+                    summed = add(source, target, summed)
+                come.extend(summed)
+        heads, parent, flows = self._heads, self._parent, self._flows
+        for node in self._climb[:-1]:
+            up = parent[node]
+            brought[up] += add(heads[node], heads[up], brought[node], flows[node])
+        for node in reversed(self._climb[:-1]):
+            up = parent[node]
+            brought[node] = add(heads[up], heads[node], brought[up], flows[node])
+        for chains, last in zip(self._nodes, brought, strict=True):
+            for chain in chains if self._returns else ():
+                passed = last
+                for source, target in pairwise(chain):
+                    passed = add(source, target, passed)
+        return edges
 
-    @property
-    def ends(self) -> array[int]:
-        """Source, target and flows of each edge, one after the other."""
-        return self._ends
+    def merged(self, touched: frozenset[int]) -> Merged:
+        """Edges of one kind with the same followers as one; links at `touched` are unlike others.
+
+        From the last edges to the first: those that lead down, then those that lead up.
+        """
+        merged, heads, parent = Merged(touched), self._heads, self._parent
+        shown = None if touched else 1  # chains of a node whose edges are like those of the others
+        followers: list[list[int]] = [[] for _ in heads]  # of all that comes to a head
+        for node in self._climb:
+            for chain in self._nodes[node][:shown] if self._returns else ():
+                followers[node] += merged.along(chain, (), down=True)[-1:]
+            if (up := parent[node]) >= 0:
+                ends = heads[up], heads[node]
+                followers[up].append(merged.place(self._flows[node], ends, followers[node]))
+        for node in reversed(self._climb):
+            if (up := parent[node]) >= 0:
+                ends = heads[up], heads[node]
+                followers[node] = [merged.place(self._flows[node], ends[::-1], followers[up])]
+                merged.leading_up.append(([ends], [followers[node]]))
+            chains = self._nodes[node]
+            places = [merged.along(chain, followers[node]) for chain in chains[:shown]]
+            merged.leading_up.append((chains, places))
+        return merged
 
     def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
         return replace(paths.between(ends), flows=flows) if flows else self._inside(paths, ends)
 
-    def over_nodes(
-        self, nodes: int, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
-    ) -> list[list[int]]:
-        """Up one of the two trees of nodes and down; `ready` and the result are by node.
-
-        The edges of both trees take turns on a node's network.
-        """
-        both = two_trees(nodes)
-        parent, flows = both[tree], edges_by_node(both)
-        brought = [list(edges) for edges in ready]
-        climb = leaves_first(parent)
-        for node in climb[:-1]:
-            up = parent[node]
-            most = max(flows[node], flows[up])
-            brought[up] += self.add(heads[node], heads[up], brought[node], most)
-        for node in reversed(climb[:-1]):
-            up = parent[node]
-            most = max(flows[node], flows[up])
-            brought[node] = self.add(heads[up], heads[node], brought[up], most)
-        return brought
-
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, chunks = Scheduler(), Chunks.of(paths, size_bytes)
-        edges = [self.edge(number) for number in range(self.count)]
+        out, chunks, edges = Scheduler(), Chunks.of(paths, size_bytes), self._edges()
         links = [self._link(paths, edge.flows, edge[:2]) for edge in edges]
         for number in range(chunks.number):
             is_last = number == chunks.number - 1
@@ -114,27 +132,27 @@ class Pipeline:
 
     def duration_ns(self, paths: Paths, size_bytes: int) -> int:
         """When the last chunk has come over the last edge, if all join at once over usual links."""
-        return max(self._ways_of_edges_ns(paths, size_bytes, frozenset()))
+        return max(self._ways_of_edges_ns(paths, size_bytes, _merged(self, frozenset())))
 
     def ways_ns(self, paths: Paths, size_bytes: int) -> Ticks:
         """From the joining of each rank to the end of what waits for it, [ranks]: the longest way.
 
         Each chunk's times are the latest of sums, so that what a rank's joining adds to is the same
-        whenever it joins. A rank that no edge touches has none, -inf.
+        whenever it joins. What leads down to a rank follows what leads up from it, which tells. A
+        rank that no edge touches has none, -inf.
         """
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
-        of_edge, ends = _as_arrays(self, paths.touched)
-        of_each_ns = self._ways_of_edges_ns(paths, size_bytes, paths.touched)
-        of_edges_ns = np.array(of_each_ns, dtype=np.float64)
-        ways_ns = np.full(1 + max(paths.ranks, int(ends.max())), -np.inf)
-        for each in ends:
-            np.maximum.at(ways_ns, each, of_edges_ns[of_edge])
+        merged = _merged(self, paths.touched)
+        of_each_ns = self._ways_of_edges_ns(paths, size_bytes, merged)
+        sources, targets, places = map(np.array, merged.up)
+        of_edges_ns = np.array(of_each_ns, dtype=np.float64)[places]
+        ways_ns = np.full(1 + max(paths.ranks, *self._heads), -np.inf)
+        for ends in (sources, targets):
+            np.maximum.at(ways_ns, ends, of_edges_ns)
         return ways_ns[: paths.ranks]
 
-    def _ways_of_edges_ns(
-        self, paths: Paths, size_bytes: int, touched: frozenset[int]
-    ) -> list[int]:
+    def _ways_of_edges_ns(self, paths: Paths, size_bytes: int, merged: Merged) -> list[int]:
         """From when a merged edge could begin to the end of all that waits for it.
 
         Exact, without following each chunk. Of equal chunks, chunk j leaves an edge at the latest
@@ -145,7 +163,7 @@ class Pipeline:
         last chunk, which may be smaller, leaves an edge once it has come and the one before it has
         left. Edges are gone through from the last to the first.
         """
-        chunks, merged = Chunks.of(paths, size_bytes), _merged(self, touched)
+        chunks = Chunks.of(paths, size_bytes)
         times = [chunks.times_ns(self._link(paths, *kind)) for kind in merged.kinds]
         last_ns: list[int] = []  # from the end of the last chunk on an edge
         for kind, later in merged.edges:
@@ -171,64 +189,57 @@ class Pipeline:
         return [max(last, first[0]) for last, first in zip(last_ns, first_ns, strict=True)]
 
 
-class _Merged(NamedTuple):
+class Merged:
     """Edges alike in their link and in all that waits for them, as one.
 
     `kinds`: flows, and the ends of an edge whose link is unlike the others. `edges`: of each its
-    kind, and those that wait for it, which come before it. `of_edge`: where each of a pipeline's
-    edges is among them.
+    kind, and those that wait for it, which come before it. `leading_up`: chains that begin where
+    they lead, with the places of their edges among the merged ones, or with those of one of them.
     """
 
-    kinds: tuple[tuple[int, Ends | None], ...]
-    edges: tuple[tuple[int, frozenset[int]], ...]
-    of_edge: tuple[int, ...]
+    def __init__(self, touched: frozenset[int]) -> None:
+        self.kinds: dict[tuple[int, Ends | None], int] = {}
+        self.edges: dict[tuple[int, frozenset[int]], int] = {}
+        self.leading_up: list[tuple[Sequence[Sequence[int]], list[list[int]]]] = []
+        self._touched = touched
+        self._usual: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # chains by their length
+
+    def place(self, flows: int, ends: Ends, followers: Sequence[int]) -> int:
+        """Where an edge with all that waits for it is among the merged ones."""
+        unlike = None if self._touched.isdisjoint(ends) else ends
+        kind = self.kinds.setdefault((flows, unlike), len(self.kinds))
+        return self.edges.setdefault((kind, frozenset(followers)), len(self.edges))
+
+    def along(
+        self, chain: Sequence[int], followers: Sequence[int], *, down: bool = False
+    ) -> list[int]:
+        """Places of a chain's edges to where it begins, or of those `down` it, the last first."""
+        usual = (len(chain), tuple(followers)) if self._touched.isdisjoint(chain) else None
+        if usual in self._usual:
+            return self._usual[usual]
+        places: list[int] = []
+        for ends in reversed(list(pairwise(chain))) if down else pairwise(chain):
+            places.append(self.place(0, ends if down else ends[::-1], followers))
+            followers = places[-1:]
+        if usual:
+            self._usual[usual] = places
+        return places
+
+    @cached_property
+    def up(self) -> tuple[array[int], array[int], array[int]]:
+        """Sources and targets of all edges that lead up, and their places."""
+        sources, targets, places = array("l"), array("l"), array("l")
+        for chains, each in self.leading_up:
+            for chain, of_chain in zip(chains, cycle(each), strict=False):
+                sources.extend(chain[1:])
+                targets.extend(chain[:-1])
+                places.extend(of_chain)
+        return sources, targets, places
 
 
-@lru_cache(maxsize=16)
-def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
-    """Merge edges of one kind with the same followers; links at `touched` are unlike others."""
-    kinds: dict[tuple[int, Ends | None], int] = {}
-    places_of: dict[tuple[int, frozenset[int]], int] = {}
-    waiting: dict[int, list[int]] = {}
-    places = []
-    for number in range(pipeline.count - 1, -1, -1):
-        source, target, flows, after = pipeline.edge(number)
-        unlike = (source, target) if source in touched or target in touched else None
-        kind = kinds.setdefault((flows, unlike), len(kinds))
-        place = places_of.setdefault((kind, frozenset(waiting.pop(number, ()))), len(places_of))
-        places.append(place)
-        for before in after:
-            waiting.setdefault(before, []).append(place)
-    return _Merged(tuple(kinds), tuple(places_of), tuple(reversed(places)))
-
-
-@lru_cache(maxsize=16)
-def _as_arrays(
-    pipeline: Pipeline, touched: frozenset[int]
-) -> tuple[NDArray[int64], NDArray[int64]]:
-    """Each edge's place among the merged ones, [edges]; its source and target, [2, edges]."""
-    import numpy as np  # noqa: PLC0415 -- see above
-
-    ends = np.array(pipeline.ends).reshape(-1, 3).T[:2]
-    return np.array(_merged(pipeline, touched).of_edge), ends
-
-
-class AlikePipeline(Pipeline):
-    """A pipeline that tells its duration alone, where all join at once over usual links.
-
-    Edges of one kind that wait for the same edges are one: chunks take as long over each.
-    """
-
-    def __init__(self, inside: Callable[[Paths, Ends | None], Link]) -> None:
-        super().__init__(inside)
-        self._places: dict[tuple[int, frozenset[int]], list[int]] = {}
-
-    def add(self, source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
-        """An edge, or the place of the one that is like it."""
-        kind = flows, frozenset(after)
-        if kind not in self._places:
-            self._places[kind] = super().add(source, target, tuple(kind[1]), flows)
-        return self._places[kind]
+@lru_cache(maxsize=32)
+def _merged(pipeline: Pipeline, touched: frozenset[int]) -> Merged:
+    return pipeline.merged(touched)
 
 
 class HopTimes(NamedTuple):
@@ -314,7 +325,9 @@ def duration_ns(pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int) 
 @lru_cache(maxsize=64)
 def _distinct(pipelines: tuple[Pipeline, ...]) -> list[Pipeline]:
     """One of those whose edges are alike: a tree and its mirror image take as long."""
-    return list({_merged(each, frozenset())[:2]: each for each in pipelines}.values())
+    merged = [_merged(each, frozenset()) for each in pipelines]
+    alike = [(tuple(each.kinds), tuple(each.edges)) for each in merged]
+    return list(dict(zip(alike, pipelines, strict=True)).values())
 
 
 def edges_by_node(parents: Sequence[Sequence[int]]) -> list[int]:

@@ -9,12 +9,10 @@ in v2.5 to v2.19.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from math import ceil, floor, inf, log2
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.pipeline import two_trees
 from ddpsim.cluster.nccl import thresholds
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S
@@ -217,5 +215,5 @@ def _most_sources(graph: Graph, protocol: Protocol) -> int:
     """Nodes that send to one, and the chain of its own GPUs; LL asks for all at once since 2.10."""
     if protocol == "LL" and graph.minor >= _READS_LL_AT_ONCE:
         return 1
-    children = Counter(parent for parent in two_trees(graph.nodes)[0] if parent >= 0)
-    return max(children.values()) + (graph.gpus_per_node > 1)
+    children = 2 if graph.nodes > 3 else 1  # of node 2: 1 and 3 (src/graph/trees.cc)
+    return children + (graph.gpus_per_node > 1)
