@@ -61,7 +61,8 @@ class Threads:
         self._busy: list[_Sent] = []
         self._free_ns = 0
         self._launched: list[tuple[Ticks, _Sent]] = []  # in this step, as joined
-        self._awaited: deque[tuple[Ticks, _Sent]] = deque()  # of these
+        # of these: when the first rank joins, when each does, and the last
+        self._awaited: deque[tuple[float, Ticks, int]] = deque()
         self.paths = {"whole:shared" if self._count > 1 else "whole"}
 
     def begin(self) -> None:
@@ -79,7 +80,7 @@ class Threads:
         sent = _Sent(met_ns, int(launched.after_ns), flow, self._flows)
         self._busy.append(sent)
         self._launched.append((joined_ns, sent))
-        self._awaited.append((joined_ns, sent))
+        self._awaited.append((float(joined_ns.min()), joined_ns, met_ns))
         return joined_ns, sent
 
     @property
@@ -89,10 +90,15 @@ class Threads:
 
     def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[float, Ticks | float]:
         """See InFlight, but that nothing tells yet in how much of a wait one is in flight."""
-        while self._awaited and (self._awaited[0][1].met_ns <= start_ns).all():
-            self._awaited.popleft()
-        starts_ns = [np.maximum(joined_ns, start_ns) for joined_ns, _ in self._awaited]
-        ends_ns = [np.minimum(sent.met_ns, end_ns + 0 * start_ns) for _, sent in self._awaited]
+        awaited = self._awaited
+        while awaited and (awaited[0][-1] <= start_ns).all():
+            awaited.popleft()
+        last_ns, end_ns = float(np.max(end_ns)), end_ns + 0 * start_ns
+        seen = [
+            (joined_ns, met_ns) for first, joined_ns, met_ns in self._awaited if first < last_ns
+        ]
+        starts_ns = [np.maximum(joined_ns, start_ns) for joined_ns, _ in seen]
+        ends_ns = [np.minimum(met_ns, end_ns) for _, met_ns in seen]
         return 0.0, united_ns(starts_ns, ends_ns, in_order=False)
 
     def _next_free_ns(self) -> int:
