@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, lcm
 
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
@@ -39,7 +39,7 @@ class Flows:
         self._now_ns = 0
         self._rested_ns = 0  # with nothing in flight, for the bursts of a shaper's bucket
         self._flows: list[Flow] = []  # that have not ended
-        self._known_ns: dict[tuple[object, ...], int] = {}
+        self._known_alone: dict[Fraction, tuple[dict[bool, int], int]] = {}
         self._known_rates: dict[tuple[tuple[Fraction, Fraction], ...], list[Fraction]] = {}
 
     def begin(self, met_ns: int, transfer: WholeTransfer) -> Flow:
@@ -49,13 +49,34 @@ class Flows:
         return flow
 
     def end_alone_ns(self, met_ns: int, transfer: WholeTransfer) -> int:
-        """When a collective ends beside which no other is; steady traffic leaves it one rate."""
-        if self._traffic.every_ns is None and not transfer.burst_ns:
-            asked = transfer.latency_ns, transfer.transfer_ns, transfer.link_share
-            if asked not in self._known_ns:
-                self._known_ns[asked] = longest_ns(transfer, self._traffic)
-            return met_ns + self._known_ns[asked]
-        return self.end_ns(self.begin(met_ns, transfer))
+        """When a collective ends that meets then, after all others have ended.
+
+        A period of the other job's traffic lets as much pass whenever it begins.
+        """
+        self._rested_ns += self._quiet_ns(met_ns) - self._quiet_ns(self._now_ns)
+        self._now_ns = met_ns + transfer.latency_ns
+        rates, parts = self._alone(transfer.link_share)
+        left = (transfer.transfer_ns - self._at_once_ns(transfer)) * parts
+        if every_ns := self._traffic.every_ns:
+            busy_ns = self._traffic.busy_ns
+            passes = busy_ns * rates[True] + (every_ns - busy_ns) * rates[False]
+            periods, left = divmod(left, passes)
+            self._now_ns += periods * every_ns
+            while left > (passes := self._until_change_ns() * rates[self._traffic_sends()]):
+                self._now_ns += self._until_change_ns()
+                left -= passes
+        self._now_ns -= -left // rates[self._traffic_sends()]
+        return self._now_ns
+
+    def _alone(self, share: Fraction) -> tuple[dict[bool, int], int]:
+        """Rates where the other job's traffic sends or does not, as so many parts of a whole."""
+        if share not in self._known_alone:
+            others = (Fraction(0), self._traffic.other_share)
+            quiet, busy = (_rates(other, [(share, FULL)])[0] for other in others)
+            parts = lcm(quiet.denominator, busy.denominator)
+            rates = {False: int(quiet * parts), True: int(busy * parts)}
+            self._known_alone[share] = rates, parts
+        return self._known_alone[share]
 
     def end_ns(self, flow: Flow) -> int:
         """When it ends, if no collective that is not known yet begins before."""
@@ -103,7 +124,7 @@ class Flows:
                 if flow.met_ns > self._now_ns:
                     yield flow.met_ns
         if ends_ns and self._traffic.every_ns:
-            yield self._traffic_changes_ns()
+            yield self._now_ns + self._until_change_ns()
         if limit_ns is not None:
             yield limit_ns
 
@@ -135,11 +156,10 @@ class Flows:
         traffic = self._traffic
         return traffic.every_ns is None or self._now_ns % traffic.every_ns < traffic.busy_ns
 
-    def _traffic_changes_ns(self) -> int:
-        """When the other job's traffic comes or goes next."""
+    def _until_change_ns(self) -> int:
+        """Ticks until the other job's traffic comes or goes next."""
         every_ns, busy_ns = self._traffic.every_ns or 1, self._traffic.busy_ns
-        begun_ns = self._now_ns - self._now_ns % every_ns
-        return begun_ns + (busy_ns if self._traffic_sends() else every_ns)
+        return (busy_ns if self._traffic_sends() else every_ns) - self._now_ns % every_ns
 
     def _quiet_ns(self, until_ns: int) -> int:
         """Ticks without another job's traffic from the start on."""
