@@ -258,6 +258,7 @@ class Lanes(Layered):
     def _lasting_ends(self, sums: WorkSums, works_ns: Ticks) -> Ticks:
         """The ends of works that were all launched before, on ranks that differ for good."""
         now_ns = self._stream_ns.reshape(-1)
+        self._slow.pass_over(now_ns)
         ends_ns: Ticks = np.empty_like(now_ns)
         for begin in range(0, len(now_ns), _LASTING):
             lanes = slice(begin, min(begin + _LASTING, len(now_ns)))

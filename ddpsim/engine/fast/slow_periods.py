@@ -8,6 +8,7 @@ that are rounded.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,19 @@ class _Period(NamedTuple):
         """The period of some lanes: its start, end and factor."""
         factor = self.factor if isinstance(self.factor, float) else self.factor[lanes]
         return self.start_ns[lanes], self.end_ns[lanes], factor
+
+
+class _Crossing(NamedTuple):
+    """A work over an edge of a period, by lane: so many were done before it, it began at `at_ns`.
+
+    It takes `whole_ns` at the usual pace, of which `left_ns` were left at `since_ns`.
+    """
+
+    done: _Integers
+    at_ns: Ticks
+    whole_ns: Ticks
+    since_ns: Ticks
+    left_ns: Ticks
 
 
 class SlowPeriods:
@@ -102,30 +116,82 @@ class SlowPeriods:
     def lasting_ends(self, sums: WorkSums, lanes: slice, now_ns: Ticks, works_ns: Ticks) -> Ticks:
         """When these lanes have done all works, [works], which were launched before `now_ns`.
 
-        Lanes are the ranks of `sums`.
+        Lanes are the ranks of `sums`; they go through one period after the other. One that is so
+        far at `now_ns` would have begun at `begun_ns`, had it done all works at the usual pace.
         """
+        usual_ns = sums.of(works_ns, PER_MILLE)[lanes]
         if not self._periods:
-            return now_ns + sums.of(works_ns, PER_MILLE)[lanes]
-        edge_ns, factor = self._pace(lanes, now_ns)
-        ends_ns = sums.last_ns(works_ns, factor, lanes, now_ns)
-        crosses = np.flatnonzero(ends_ns > edge_ns)
-        place, ranks = crosses, among(lanes, crosses)
-        begun_ns, edge_ns, paces = _of(crosses, now_ns, edge_ns, factor)
-        while place.size:
-            done, taken_ns = sums.within(works_ns, paces, ranks, edge_ns - begun_ns)
-            crossing_ns = np.rint(works_ns[done] * sums.factors[ranks])
-            now_ns = self._cross(ranks, begun_ns + taken_ns, crossing_ns, edge_ns, paces)
-            ends_ns[place] = now_ns
-            more = np.flatnonzero(done + 1 < len(works_ns))
-            ranks, (place, done, now_ns) = among(ranks, more), _of(more, place, done + 1, now_ns)
-            edge_ns, paces = self._pace(ranks, now_ns)
-            begun_ns = now_ns - sums.before(works_ns, paces, ranks, done)
-            last_ns = sums.last_ns(works_ns, paces, ranks, begun_ns)
-            ends_ns[place] = last_ns
-            crosses = np.flatnonzero(last_ns > edge_ns)
-            ranks = among(ranks, crosses)
-            place, begun_ns, edge_ns, paces = _of(crosses, place, begun_ns, edge_ns, paces)
-        return ends_ns
+            return now_ns + usual_ns
+        if len(works_ns) == 1:
+            return self._cross(lanes, now_ns, usual_ns, *self._pace(lanes, now_ns))
+        begun_ns, now_ns = now_ns.copy(), now_ns.copy()
+        for number, period in enumerate(self._periods):
+            start_ns, end_ns, _ = period.of(lanes)
+            start_ns = np.maximum(start_ns, now_ns)
+            comes = np.flatnonzero((end_ns > now_ns) & (begun_ns + usual_ns > start_ns))
+            if comes.size:
+                those = _of(comes, begun_ns, start_ns, end_ns)
+                passed = self._through(number, sums, works_ns, among(lanes, comes), *those)
+                now_ns[comes], begun_ns[comes] = passed
+        return begun_ns + usual_ns
+
+    def _through(
+        self,
+        number: int,
+        sums: WorkSums,
+        works_ns: Ticks,
+        ranks: _Lanes,
+        begun_ns: Ticks,
+        start_ns: Ticks,
+        end_ns: Ticks,
+    ) -> tuple[Ticks, Ticks]:
+        """How far ranks are that have come to a period, when they leave it or end, as above."""
+        factor = float(self._periods[number].factor)
+        prefixes = partial(sums.prefixes, works_ns)  # of all ranks, which takes long
+        first, over = None, np.zeros(len(end_ns), dtype=bool)
+        if (begun_ns != start_ns).any():  # some have begun before
+            done, at_ns, whole_ns = prefixes(PER_MILLE).until(ranks, begun_ns, start_ns)
+            first = _Crossing(done, at_ns, whole_ns, start_ns, whole_ns - (start_ns - at_ns))
+            now_ns = start_ns + _paced(first.left_ns, factor)
+            begun_ns = now_ns - prefixes(factor).before(ranks, done + 1)
+            over = now_ns > end_ns
+        now_ns = begun_ns + sums.of(works_ns, factor)[ranks]
+        then_ns, leaves = now_ns - sums.of(works_ns, PER_MILLE)[ranks], over | (now_ns > end_ns)
+        if not leaves.any():
+            return now_ns, then_ns
+        places = _mostly(leaves)
+        ranks, (begun_ns, end_ns) = among(ranks, places), _of(places, begun_ns, end_ns)
+        done, at_ns, whole_ns = prefixes(factor).until(ranks, begun_ns, end_ns)
+        last = _Crossing(done, at_ns, whole_ns, at_ns, whole_ns)
+        if first and over.any():  # in one work over all of the period
+            each = zip(_of(places, *first), last, strict=True)
+            last = _Crossing(*(np.where(over[places], *both) for both in each))
+        left_ns = self._left_ns(number, ranks, last, end_ns, leaves[places])
+        passed = left_ns, left_ns - prefixes(PER_MILLE).before(ranks, last.done + 1)
+        for known_ns, more_ns in zip((now_ns, then_ns), passed, strict=True):
+            known_ns[places] = np.where(leaves[places], more_ns, known_ns[places])
+        return now_ns, then_ns
+
+    def _left_ns(
+        self,
+        number: int,
+        ranks: _Lanes,
+        last: _Crossing,
+        end_ns: Ticks,
+        leaves: npt.NDArray[np.bool_],
+    ) -> Ticks:
+        """When the works end in which ranks leave a period; some of them cross a later one too."""
+        factor = float(self._periods[number].factor)
+        left_ns: Ticks = end_ns + last.left_ns - _done_ns(end_ns - last.since_ns, factor)
+        for later in self._periods[number + 1 :]:
+            start_ns, later_end_ns, _ = later.of(ranks)
+            again = np.flatnonzero(leaves & (start_ns < left_ns) & (later_end_ns > end_ns))
+            if again.size:
+                some, at_ns = among(ranks, again), last.at_ns[again]
+                left_ns[again] = self._cross(
+                    some, at_ns, last.whole_ns[again], *self._pace(some, at_ns)
+                )
+        return left_ns
 
     def work_ends(
         self, lanes: _Lanes, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None
@@ -220,9 +286,7 @@ class SlowPeriods:
         while place.size:
             edge_ns, factor = self._pace(lanes, now_ns)
             is_slow = factor > PER_MILLE
-            done_ns = np.floor(slow_ns * PER_MILLE / slowing)  # rounded up to a whole number, if so
-            done_ns -= done_ns * slowing > slow_ns * PER_MILLE
-            last_ns = now_ns + left_ns - done_ns
+            last_ns = now_ns + left_ns - _done_ns(slow_ns, slowing)
             if is_slow.any():
                 several = is_slow & (slowing > PER_MILLE) & (factor != slowing)
                 for i in np.flatnonzero(several).tolist():
@@ -256,9 +320,15 @@ class SlowPeriods:
         return work_end_ns(now_ns, work_ns, slow)
 
 
-def _of(places: _Integers, *figures: Any) -> tuple[Any, ...]:
+def _of(places: _Lanes, *figures: Any) -> tuple[Any, ...]:
     """Figures at some places, as they are where these are all: to gather them takes long."""
-    return tuple(figures if len(places) == len(figures[0]) else [each[places] for each in figures])
+    is_all = isinstance(places, slice) or len(places) == len(figures[0])
+    return tuple(figures if is_all else [each[places] for each in figures])
+
+
+def _mostly(which: npt.NDArray[np.bool_]) -> _Lanes:
+    """Places where that is so; all of them, where it is of most."""
+    return _ALL if 2 * np.count_nonzero(which) > len(which) else np.flatnonzero(which)
 
 
 def _in_turn(
@@ -273,7 +343,14 @@ def _in_turn(
     return done_ns + begun_ns, waits_ns[:, -1] > now_ns
 
 
-def _paced(works_ns: Ticks, factor: Ticks) -> Ticks:
+def _done_ns(slow_ns: Ticks, factor: Ticks | float) -> Ticks:
+    """Whole ticks of a work that are done in so many slow ones."""
+    done_ns: Ticks = np.floor(slow_ns * PER_MILLE / factor)  # rounded up to a whole number, if so
+    done_ns -= done_ns * factor > slow_ns * PER_MILLE
+    return done_ns
+
+
+def _paced(works_ns: Ticks, factor: Ticks | float) -> Ticks:
     """Works that take so many thousandths as long."""
     paced_ns: Ticks = works_ns * factor
     paced_ns /= PER_MILLE

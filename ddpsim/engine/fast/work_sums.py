@@ -6,7 +6,7 @@ compute is the same: another network, another host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,13 +35,14 @@ class Prefixes:
         self._every = every = 1 if len(works_ns) * len(factors) <= _FEW else _EVERY
         blocks = -(-len(works_ns) // every)
         padded_ns = np.full(blocks * every, np.inf)  # after the last work none ever ends
+        self._each_ns = works_ns
         padded_ns[: len(works_ns)] = works_ns
         self._works_ns = np.ascontiguousarray(padded_ns.reshape(blocks, every).T)
-        self._kept_ns = np.zeros((blocks, len(factors)))
+        self._kept_ns = np.zeros((blocks + 1, len(factors)))
         many = max(1, _FIT // every)
         for begin in range(0, len(factors), many):
             some = slice(begin, begin + many)
-            for block in range(1, blocks):
+            for block in range(1, blocks + 1):
                 work_ns = self._works_ns[:, block - 1, np.newaxis]
                 taken_ns = _taken_ns(work_ns, factors[some], pace).sum(axis=0)
                 self._kept_ns[block, some] = self._kept_ns[block - 1, some] + taken_ns
@@ -52,34 +53,43 @@ class Prefixes:
         return self._kept_ns.size
 
     def before(self, ranks: _Ranks, counts: _Integers) -> Ticks:
-        """Ticks of the first `counts` works of these ranks, fewer than all."""
+        """Ticks of the first `counts` works of these ranks."""
         if self._every == 1 or not counts.any():
-            return np.asarray(self._kept_ns[counts, self._places[ranks]])
+            return self._sums_ns(counts, ranks)
         blocks, more = np.divmod(counts, _EVERY)
-        kept_ns: Ticks = self._kept_ns[blocks, self._places[ranks]]
-        taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
+        works_ns = self._works_ns.take(blocks, axis=1, mode="clip")
+        taken_ns = _taken_ns(works_ns, self._factors[ranks], self._pace)
         counted = np.arange(_EVERY)[:, np.newaxis] < more
-        return np.asarray(kept_ns + np.where(counted, taken_ns, 0.0).sum(axis=0))
+        more_ns: Ticks = np.where(counted, taken_ns, 0.0).sum(axis=0)
+        return self._sums_ns(blocks, ranks) + more_ns
 
-    def within(self, ranks: _Ranks, most_ns: Ticks) -> tuple[_Integers, Ticks]:
-        """How many works, from the first on, take no more than so many ticks, and how long.
+    def _sums_ns(self, blocks: _Integers, ranks: _Ranks) -> Ticks:
+        """Those that are kept, before so many blocks of works: faster than by two indices."""
+        return self._kept_ns.ravel().take(blocks * len(self._places) + self._places[ranks])
 
-        These are not all of them.
+    def until(
+        self, ranks: _Ranks, begun_ns: Ticks, until_ns: Ticks
+    ) -> tuple[_Integers, Ticks, Ticks]:
+        """How many works ranks have done by then, fewer than all, and when the next one begins.
+
+        Where the first begins at `begun_ns`. Also how long the next one takes at the usual pace.
         """
-        kept_ns = self._kept_ns[:, ranks]
-        lanes = self._places[: len(most_ns)]
-        blocks: _Integers = np.full(len(lanes), -1)
-        for each_ns in kept_ns:
-            blocks += each_ns <= most_ns
-        if self._every == 1:
-            return blocks, kept_ns[blocks, lanes]
-        sums_ns = np.empty((_EVERY + 1, len(lanes)))
-        sums_ns[0] = kept_ns[blocks, lanes]
-        taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
-        for i in range(_EVERY):  # numpy's cumsum walks down columns, four times as slow
-            np.add(sums_ns[i], taken_ns[i], out=sums_ns[i + 1])
-        more = np.count_nonzero(sums_ns[1:] <= most_ns, axis=0)
-        return blocks * _EVERY + more, sums_ns[more, lanes]
+        most_ns, lanes = until_ns - begun_ns, self._places[: len(until_ns)]
+        done: _Integers = np.zeros(len(lanes), dtype=np.int64)
+        for each_ns in self._kept_ns[1:-1, ranks]:
+            done += each_ns <= most_ns
+        taken_ns = self._sums_ns(done, ranks)
+        if self._every > 1:
+            sums_ns = np.empty((_EVERY + 1, len(lanes)))
+            sums_ns[0] = taken_ns
+            each_ns = _taken_ns(self._works_ns[:, done], self._factors[ranks], self._pace)
+            for i in range(_EVERY):  # numpy's cumsum walks down columns, four times as slow
+                np.add(sums_ns[i], each_ns[i], out=sums_ns[i + 1])
+            more = np.count_nonzero(sums_ns[1:] <= most_ns, axis=0)
+            done, taken_ns = done * _EVERY + more, sums_ns[more, lanes]
+        done = np.minimum(done, len(self._each_ns) - 1)
+        next_ns = np.rint(self._each_ns[done] * self._factors[ranks])
+        return done, begun_ns + taken_ns, next_ns
 
 
 class WorkSums:
@@ -118,43 +128,8 @@ class WorkSums:
             _forget(self._known, _MOST_SUMS)
         return _as_last(self._known, asked)
 
-    def last_ns(self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, begun_ns: Ticks) -> Ticks:
-        """When ranks that have begun then end all works, each at its pace."""
-        last_ns: Ticks = np.empty_like(begun_ns)
-        for pace in _each(paces):
-            np.add(begun_ns, self.of(works_ns, pace)[ranks], out=last_ns, where=paces == pace)
-        return last_ns
-
-    def before(self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, done: _Integers) -> Ticks:
-        """Ticks of the first works that ranks have `done`, fewer than all, each at its pace."""
-        before_ns = np.empty(len(done))
-        for pace, here, some in self._by_pace(paces, ranks):
-            before_ns[here] = self._prefixes_of(works_ns, pace).before(some, done[here])
-        return before_ns
-
-    def within(
-        self, works_ns: Ticks, paces: Ticks, ranks: _Ranks, most_ns: Ticks
-    ) -> tuple[_Integers, Ticks]:
-        """How many works, from the first on, take no more than so many ticks, and how long."""
-        done, taken_ns = np.zeros(len(most_ns), dtype=np.int64), np.zeros(len(most_ns))
-        if len(works_ns) == 1:
-            return done, taken_ns
-        for pace, here, some in self._by_pace(paces, ranks):
-            prefixes = self._prefixes_of(works_ns, pace)
-            done[here], taken_ns[here] = prefixes.within(some, most_ns[here])
-        return done, taken_ns
-
-    def _by_pace(self, paces: Ticks, ranks: _Ranks) -> Iterator[tuple[float, _Ranks, _Ranks]]:
-        """Each pace, with places and ranks that have it."""
-        known = _each(paces)
-        for pace in known:
-            if len(known) == 1:
-                yield pace, slice(None), ranks
-            else:
-                here = np.flatnonzero(paces == pace)
-                yield pace, here, among(ranks, here)
-
-    def _prefixes_of(self, works_ns: Ticks, pace: float) -> Prefixes:
+    def prefixes(self, works_ns: Ticks, pace: float) -> Prefixes:
+        """Ticks of the first works on each rank, `pace` thousandths as long."""
         asked = works_ns.tobytes(), pace
         if asked not in self._prefixes:
             self._prefixes[asked] = Prefixes(works_ns, self.factors, pace)
@@ -191,23 +166,15 @@ def _forget(kept: dict[tuple[bytes, float], Any], most: int) -> None:
         del kept[next(iter(kept))]
 
 
-def among(ranks: _Ranks, places: _Integers) -> _Ranks:
+def among(ranks: _Ranks, places: _Ranks) -> _Ranks:
     """Ranks at some places, in a slice as long as these are all."""
+    if isinstance(places, slice):
+        return ranks
     if isinstance(ranks, slice):
         begin = ranks.start or 0
         is_all = ranks.stop is not None and len(places) == ranks.stop - begin
         return ranks if is_all else places + begin
     return ranks if len(places) == len(ranks) else ranks[places]
-
-
-def _each(paces: Ticks) -> list[float]:
-    """The values of paces, of which there are hardly ever more than two."""
-    if not paces.size:
-        return []
-    least, most = float(paces.min()), float(paces.max())
-    if least == most:
-        return [least]
-    return sorted({least, most, *paces[(least < paces) & (paces < most)].tolist()})
 
 
 def _taken_ns(works_ns: Ticks, factors: Ticks, pace: float) -> Ticks:
