@@ -57,7 +57,7 @@ DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22
 # what each broadcast of a short message takes longer in gloo's queue than alone: the median and the
-# ninth decile of ten models and machines (docs/explanation/nccl.md#gloo)
+# ninth decile of ten models and machines (docs/explanation/accuracy.md)
 SHORT_MESSAGE_BYTES = 64 * 1024
 QUEUED_USUAL_S, QUEUED_MOST_S = 0.28e-3, 0.55e-3
 
