@@ -109,6 +109,6 @@ def _network_of(cluster: Cluster, field: str, factor: float) -> dict[str, Any]:
     if machine and machine.inter_node:
         update["machine"] = machine.model_copy(update={"inter_node": changed(machine.inter_node)})
     is_whole = not machine and stated and stated.bandwidth_bytes_per_s is not None
-    if stated and (is_whole or field in stated.said):
+    if stated and (is_whole or field in stated.written_fields):
         update["inter_node"] = changed(stated)
     return update

@@ -251,12 +251,12 @@ def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None
     other = (cluster.other_nodes or {})[node]
     link, usual = getattr(other, key), link_of(cluster, key)
     stated = cluster.inter_node
-    are_stated = stated is not None and "nics_per_node" in stated.said
+    are_stated = stated is not None and "nics_per_node" in stated.written_fields
     if cluster.machine and other.gpus_per_node and not are_stated:
         usual = near_a_part(usual, other.gpus_per_node, cluster.gpus_per_node)
     if link is None or usual is None:
         return usual
-    return usual.model_copy(update=link.said)
+    return usual.model_copy(update=link.written_fields)
 
 
 def _slowest(cluster: Cluster, key: Kind, usual: _Links | None) -> _Links | None:

@@ -85,8 +85,8 @@ def first_rank(node: int, usual: int, smaller: Sequence[tuple[int, int]]) -> int
 
 def ranks_by_node(nodes: int, usual: int, smaller: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """Ranks of each node, see `first_rank`."""
-    own = dict(smaller)
-    return tuple(own.get(node, usual) for node in range(nodes))
+    sizes = dict(smaller)
+    return tuple(sizes.get(node, usual) for node in range(nodes))
 
 
 def word_or_modules(value: Any, words: Sequence[str], choice: str) -> Any:

@@ -243,7 +243,9 @@ def device_table(name: str) -> dict[str, Any]:
 def spellings(kind: str) -> dict[str, list[str]]:
     """Every name of a `model`, `device` or `machine`, with its other spellings."""
     listed, aliases = _KINDS[kind]
-    return {name: [other for other, own in aliases.items() if own == name] for name in listed()}
+    return {
+        name: [alias for alias, target in aliases.items() if target == name] for name in listed()
+    }
 
 
 def board_watts(device: str) -> float | None:
@@ -262,11 +264,11 @@ def failures_of(name: str | None) -> dict[str, Any]:
 
     Raises ValueError with the nearest name.
     """
-    known = _table("failures")
-    if name not in known:
-        hint = did_you_mean(str(name), list(known))
-        raise ValueError(f"unknown failures {shown(name)}.{hint} Known: {', '.join(known)}")
-    return known[name]
+    presets = _table("failures")
+    if name not in presets:
+        hint = did_you_mean(str(name), list(presets))
+        raise ValueError(f"unknown failures {shown(name)}.{hint} Known: {', '.join(presets)}")
+    return presets[name]
 
 
 def resolve(kind: str, name: str) -> str:
@@ -277,19 +279,19 @@ def resolve(kind: str, name: str) -> str:
     """
     listed, aliases = _KINDS[kind]
     names = listed()
-    known_as = {known.replace("_", "-"): known for known in names} | aliases
+    known_as = {entry.replace("_", "-"): entry for entry in names} | aliases
     words = name.strip().lower().replace("_", "-").split()
     folded = "-".join(word for word in words if kind != "device" or word not in _BRANDS)
     if folded in known_as:
         return known_as[folded]
-    squashed = {spelling.replace("-", ""): known for spelling, known in known_as.items()}
+    squashed = {spelling.replace("-", ""): entry for spelling, entry in known_as.items()}
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     near = ", ".join(most_like(folded, known_as))
-    own = _OWN if kind == "model" else ""
+    hint = _OWN if kind == "model" else ""
     raise ValueError(
         f"unknown {kind} {shown(name)}. Nearest: {near}; `ddpsim list {kind}s` prints "
-        f"all {len(names)}{own}"
+        f"all {len(names)}{hint}"
     )
 
 

@@ -65,7 +65,7 @@ class OtherNode(Spec):
         for key, telling in _TELLING.items():
             link = getattr(self, key)
             fields = type(link).model_fields if link else {}
-            stated = [fields[name].alias or name for name in (link.said if link else ())]
+            stated = [fields[name].alias or name for name in (link.written_fields if link else ())]
             for name in sorted(set(stated) - set(telling)):
                 raise fail(
                     f"cannot be one node's alone (of its {key} can: {', '.join(telling)}); drop it",
@@ -191,8 +191,8 @@ class Cluster(Spec):
     @property
     def smaller_nodes(self) -> tuple[tuple[int, int], ...]:
         """Nodes with fewer ranks than gpus_per_node, and their ranks."""
-        own = ((node, other.gpus_per_node) for node, other in (self.other_nodes or {}).items())
-        return tuple(sorted((node, n) for node, n in own if n and n != self.gpus_per_node))
+        sizes = ((node, other.gpus_per_node) for node, other in (self.other_nodes or {}).items())
+        return tuple(sorted((node, n) for node, n in sizes if n and n != self.gpus_per_node))
 
     @property
     def gpus_by_node(self) -> tuple[int, ...] | None:
@@ -238,10 +238,9 @@ class Cluster(Spec):
         if stated is None or preset is None:
             return stated or preset
         rate = stated.bandwidth_bytes_per_s
-        if rate is None:
-            return with_usual_latency(preset.model_copy(update=stated.said), stated, preset)
-        if self.machine:
-            changed = preset.with_bandwidth(rate).model_copy(update=stated.said)
+        if rate is None or self.machine:
+            usual = preset if rate is None else preset.with_bandwidth(rate)
+            changed = usual.model_copy(update=stated.written_fields)
             return with_usual_latency(changed, stated, preset)
         return beside_a_device(stated, preset, by_nccl=self.device.kind == "gpu")
 
@@ -273,13 +272,12 @@ class Cluster(Spec):
         """A machine brings its device and how many of them it has."""
         machine = data.get("machine") if isinstance(data, dict) else None
         try:
-            known = read_machine(machine) if isinstance(machine, str) else machine
+            preset = read_machine(machine) if isinstance(machine, str) else machine
         except ValueError as error:
             raise fail(str(error), "machine") from None
-        if isinstance(known, dict):
-            brought = {k: known[k] for k in ("device", "gpus_per_node") if k in known}
-            own = {k: value for k, value in data.items() if value is not None or k not in brought}
-            return brought | own
+        if isinstance(preset, dict):
+            brought = {k: preset[k] for k in ("device", "gpus_per_node") if k in preset}
+            return brought | {k: v for k, v in data.items() if v is not None or k not in brought}
         return data
 
     @model_validator(mode="after")
@@ -311,8 +309,8 @@ class Cluster(Spec):
                     f"node {shown(node)} does not exist: 0 to {self.nodes - 1}", "other_nodes"
                 )
         for node, other in (self.other_nodes or {}).items():
-            known = set(self.device.peak_flops_per_s)
-            if other.device and not known & set(other.device.peak_flops_per_s):
+            precisions = set(self.device.peak_flops_per_s)
+            if other.device and not precisions & set(other.device.peak_flops_per_s):
                 raise fail(
                     f"node {node}: {other.device.name} and {self.device.name} have no peak_flops "
                     "in common to compare them by",
@@ -358,8 +356,10 @@ class Cluster(Spec):
                 "data_parallel is one process with the GPUs of one node; set nodes: 1", "algorithm"
             )
         if not OLDEST_NCCL <= self.nccl_minor <= NEWEST_NCCL:
-            known = f"2.{OLDEST_NCCL} to 2.{NEWEST_NCCL}"
-            raise fail(f"{self.nccl} is not known here; write one of {known}, or drop it", "nccl")
+            versions = f"2.{OLDEST_NCCL} to 2.{NEWEST_NCCL}"
+            raise fail(
+                f"{self.nccl} is not known here; write one of {versions}, or drop it", "nccl"
+            )
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self

@@ -129,8 +129,10 @@ class Device(Spec):
     @property
     def two_byte_hooks(self) -> tuple[str, str]:
         """Hooks that send 16 bits, the better one first: bfloat16 has float32's range."""
-        known = "bf16" in self.peak_flops_per_s
-        return ("bf16_compress", "fp16_compress") if known else ("fp16_compress", "bf16_compress")
+        has_bf16 = "bf16" in self.peak_flops_per_s
+        return (
+            ("bf16_compress", "fp16_compress") if has_bf16 else ("fp16_compress", "bf16_compress")
+        )
 
     @property
     def optimizer_bytes_per_s(self) -> float:
@@ -224,14 +226,17 @@ _SET_BY_STEPS = frozenset(
 def read_device(value: Any, info: ValidationInfo) -> Any:
     """A device as a scenario gives it, with the figures of the preset or the file that it names."""
     if isinstance(value, dict) and "preset" in value:
-        own = {key: figure for key, figure in value.items() if key != "preset"}
-        known = _named_device(value["preset"], info)
-        told = known["sources"]
-        sources = {key: told[key] for key in told if key.removesuffix("_s") not in own}
-        if not _SET_BY_STEPS.isdisjoint(own):
-            known.pop("published_steps", None)
-            known.pop("measured", None)
-        return known | {"sources": sources} | own
+        changes = {key: figure for key, figure in value.items() if key != "preset"}
+        preset = _named_device(value["preset"], info)
+        sources = {
+            key: source
+            for key, source in preset["sources"].items()
+            if key.removesuffix("_s") not in changes
+        }
+        if not _SET_BY_STEPS.isdisjoint(changes):
+            preset.pop("published_steps", None)
+            preset.pop("measured", None)
+        return preset | {"sources": sources} | changes
     if isinstance(value, (dict, Device)):
         return value
     return _named_device(value, info)

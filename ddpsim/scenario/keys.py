@@ -31,10 +31,10 @@ def described(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """All keys below a model, the outer ones first."""
     for name, field in model.model_fields.items():
-        own = (*path, field.alias or name)
-        yield own, field.description or ""
+        key_path = (*path, field.alias or name)
+        yield key_path, field.description or ""
         inner = _model_in(field.annotation)
-        yield from described(inner, own) if inner else ()
+        yield from described(inner, key_path) if inner else ()
 
 
 def keys_at(path: KeyPath) -> list[str]:

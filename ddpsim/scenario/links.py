@@ -46,16 +46,16 @@ class _Link(Spec):
     """What links of both kinds have in common."""
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What was written of it, by field; `null` states nothing."""
+    def written_fields(self) -> dict[str, Any]:
+        """The fields that a scenario states, with their values; `null` states nothing."""
         written = {name: getattr(self, name) for name in self.model_fields_set}
         return {name: value for name, value in written.items() if value is not None}
 
     @model_serializer(mode="wrap")
-    def _as_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Read back as the same: a default that were written would go before a preset."""
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the stated fields alone: a default, read back, would override a preset."""
         fields = type(self).model_fields
-        names = {key for name in self.said for key in (name, fields[name].alias)}
+        names = {key for name in self.written_fields for key in (name, fields[name].alias)}
         return {key: value for key, value in dump(self).items() if key in names}
 
 
@@ -79,10 +79,13 @@ class IntraNode(_Link):
 
     def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
         """Gives a link of another bandwidth, and of a switch in proportion."""
-        own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
+        own_bytes_per_s = self.bandwidth_bytes_per_s
+        switch_bytes_per_s = self.switch_bandwidth_bytes_per_s
         update = {"bandwidth_bytes_per_s": bytes_per_s}
-        if own and switch:
-            update["switch_bandwidth_bytes_per_s"] = switch * (bytes_per_s / own)
+        if own_bytes_per_s and switch_bytes_per_s:
+            update["switch_bandwidth_bytes_per_s"] = switch_bytes_per_s * (
+                bytes_per_s / own_bytes_per_s
+            )
         return self.model_copy(update=update)
 
 
@@ -152,13 +155,13 @@ class InterNode(_Link):
         return self.having(bandwidth_bytes_per_s=bytes_per_s)
 
 
-def _if_said(link: _AnyLink | None) -> _AnyLink | None:
-    """A link of which nothing is said is not stated."""
-    return link if link and link.said else None
+def _if_stated(link: _AnyLink | None) -> _AnyLink | None:
+    """The link; None where the scenario states nothing of it."""
+    return link if link and link.written_fields else None
 
 
-StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
-StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
+StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_stated)]
+StatedInter = Annotated[InterNode | None, AfterValidator(_if_stated)]
 
 
 def near_a_part(

@@ -62,10 +62,10 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     path = tuple(step for step in path if step != "[key]")
     if path[-2:] == ("step_time", "total") and path not in document.value_places:
         path = path[:-1]  # the short form, `step_time: 391.2 ms`
-    said = in_own_words(details)
+    message = in_own_words(details)
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        said += _as_section(path)
-    return document.problem(path, said)
+        message += _as_section(path)
+    return document.problem(path, message)
 
 
 def _as_section(path: KeyPath) -> str:

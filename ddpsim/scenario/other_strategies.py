@@ -18,7 +18,7 @@ GROUP = "ddpsim.strategies"
 _registered: dict[str, Callable[..., Any]] = {}
 
 
-class _Found(NamedTuple):
+class _EntryPoint(NamedTuple):
     """An entry point that is loaded when a scenario asks for it."""
 
     package: str
@@ -44,19 +44,19 @@ def factory_of(name: str) -> Callable[..., Any]:
     """What builds a strategy of another package; raises InputError if it cannot be imported."""
     if name in _registered:
         return _registered[name]
-    found = _entry_points()[name]
+    entry_point = _entry_points()[name]
     try:
-        return found.load()
+        return entry_point.load()
     except (ImportError, AttributeError) as error:
-        message = f"{name} of the package {found.package} cannot be imported: {error}"
+        message = f"{name} of the package {entry_point.package} cannot be imported: {error}"
         raise InputError("ddp.strategy", message) from None
 
 
 @cache
-def _entry_points() -> dict[str, _Found]:
+def _entry_points() -> dict[str, _EntryPoint]:
     from importlib.metadata import entry_points  # noqa: PLC0415  a plain run needs none
 
     return {
-        point.name: _Found(point.dist.name if point.dist else "?", point.load)
+        point.name: _EntryPoint(point.dist.name if point.dist else "?", point.load)
         for point in entry_points(group=GROUP)
     }

@@ -89,10 +89,10 @@ class SourceFile:
 
 def source_file(value: Any, info: ValidationInfo) -> SourceFile:
     """The file that a scenario names, from the scenario's folder; raises ValueError."""
-    found = _source(value, info)
-    if found.path.is_dir():
-        raise ValueError(f"{shown(found.given)} is a directory; name a file in it")
-    return found
+    source = _source(value, info)
+    if source.path.is_dir():
+        raise ValueError(f"{shown(source.given)} is a directory; name a file in it")
+    return source
 
 
 def _source(value: Any, info: ValidationInfo) -> SourceFile:

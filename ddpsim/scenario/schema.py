@@ -91,23 +91,23 @@ class Scenario(Spec):
         self._check_overlapping_optimizer()
         self._check_mixed_precision()
         if self.workload.optimizer.masters and self.ddp.strategy not in _WITH_MASTERS:
-            told = f"is modelled with {', '.join(_WITH_MASTERS)}; drop it"
-            raise fail(told, "workload.optimizer.masters")
+            reason = f"is modelled with {', '.join(_WITH_MASTERS)}; drop it"
+            raise fail(reason, "workload.optimizer.masters")
         self._check_optimizer_by_matrix()
         if self.workload.optimizer.is_fused_sgd and self.ddp.is_fully_sharded:
             raise fail(_NO_FUSED_SGD, "workload.optimizer.fused")
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.is_torch_1:
-            told = f"torch {self.ddp.torch} had no torch.compile; choose a newer ddp.torch"
-            raise fail(told, "workload.compile")
+            reason = f"torch {self.ddp.torch} had no torch.compile; choose a newer ddp.torch"
+            raise fail(reason, "workload.compile")
         if (
             self.workload.float8
             and self.workload.float8.all_gather
             and not self.ddp.is_fully_sharded
         ):
-            told = f"{self.ddp.strategy} gathers no float8: write fully_shard or hsdp, or drop it"
-            raise fail(told, "workload.float8.all_gather")
+            reason = f"{self.ddp.strategy} gathers no float8: write fully_shard or hsdp, or drop it"
+            raise fail(reason, "workload.float8.all_gather")
         self._check_gloo_on_gpus()
         self._check_checkpoints()
         self._check_replica()
@@ -143,21 +143,23 @@ class Scenario(Spec):
             return self
         instead = self._precision_instead("bf16")
         if workload.optimizer.masters:
-            told = f"copies parameters in 16 bits, but those of {workload.precision} are in float32"
-            raise fail(f"{told}; {instead}", "workload.optimizer.masters")
+            reason = (
+                f"copies parameters in 16 bits, but those of {workload.precision} are in float32"
+            )
+            raise fail(f"{reason}; {instead}", "workload.optimizer.masters")
         if workload.lora and workload.lora.base:
-            told = "is cast to bfloat16 for each product"
-            raise fail(f"{told}; {instead}", "workload.lora.base")
+            reason = "is cast to bfloat16 for each product"
+            raise fail(f"{reason}; {instead}", "workload.lora.base")
         return self
 
     def _precision_instead(self, *wanted: str) -> str:
         """What to write: the first of some precisions that the device has, or nothing."""
         device, rate = self.cluster.device, wanted[0].removeprefix("amp-")
-        known = {f"{kind}{rate}" for rate in device.peak_flops_per_s for kind in ("", "amp-")}
-        found = next((each for each in wanted if each in known), None)
-        if found is None:
+        precisions = {f"{kind}{rate}" for rate in device.peak_flops_per_s for kind in ("", "amp-")}
+        precision = next((each for each in wanted if each in precisions), None)
+        if precision is None:
             return f"drop it, as {device.name} has no {rate}"
-        return f"write workload.precision: {found}"
+        return f"write workload.precision: {precision}"
 
     def _check_optimizer_by_matrix(self) -> None:
         """Raise where Adafactor or Muon meet parts of matrices, or what is not modelled."""
@@ -169,13 +171,13 @@ class Scenario(Spec):
             raise fail(_NO_ADAFACTOR, key)
         if ddp.strategy in _CUTTING:
             also = " or fully_shard" if optimizer.name == "muon" else ""
-            told = f"{optimizer.name} is not modelled with {ddp.strategy}; write adamw, or choose"
-            raise fail(f"{told} ddp.strategy: ddp{also}", key)
-        told = f"is not modelled for {optimizer.name}; drop it"
+            reason = f"{optimizer.name} is not modelled with {ddp.strategy}; write adamw, or choose"
+            raise fail(f"{reason} ddp.strategy: ddp{also}", key)
+        reason = f"is not modelled for {optimizer.name}; drop it"
         if ddp.optimizer_in_backward:
-            raise fail(told, "ddp.optimizer_in_backward")
+            raise fail(reason, "ddp.optimizer_in_backward")
         if ddp.host_copies:
-            raise fail(told, "ddp.fully_shard.offload_policy")
+            raise fail(reason, "ddp.fully_shard.offload_policy")
 
     def _check_data_parallel(self) -> None:
         """Raise where DataParallel is asked for what it does not have, or for what is not known."""
@@ -277,12 +279,14 @@ class Scenario(Spec):
             raise fail(f"{what} on GPUs is modelled with NCCL alone; write nccl", key)
 
     def _check_checkpoints(self) -> None:
-        """Raise where nothing says how often to save, or nobody is there to save to."""
+        """Raise where nothing says how often to save, or there is no neighbour to save to."""
         write, cluster = self.workload.checkpoint_write, self.cluster
         if write is None:
             return
-        asked, key = self.reliability, "workload.checkpoint_write"
-        fails = asked and (asked.crash_per_s(cluster.world_size, cluster.nodes) or asked.spot)
+        key, failures = "workload.checkpoint_write", self.reliability
+        fails = failures and (
+            failures.crash_per_s(cluster.world_size, cluster.nodes) or failures.spot
+        )
         if write.every == "auto" and not fails:
             raise fail("auto needs failures; state reliability.mtbf, or a number", f"{key}.every")
         if write.mode == "neighbour" and cluster.nodes == 1:
@@ -337,12 +341,12 @@ class Scenario(Spec):
         if self.ddp.strategy != "deepspeed":
             return self
         if self.workload.clip_grad_norm:
-            told = "DeepSpeed's step takes the norm anyway, and gradient_clipping costs no more"
-            raise fail(f"{told}; drop it", "workload.clip_grad_norm")
+            reason = "DeepSpeed's step takes the norm anyway, and gradient_clipping costs no more"
+            raise fail(f"{reason}; drop it", "workload.clip_grad_norm")
         if self.workload.scales_loss:
-            told = "DeepSpeed scales the loss itself, which is not modelled"
+            reason = "DeepSpeed scales the loss itself, which is not modelled"
             instead = self._precision_instead("bf16", "fp32")
-            raise fail(f"{told}; {instead}", "workload.grad_scaler")
+            raise fail(f"{reason}; {instead}", "workload.grad_scaler")
         return self
 
     @model_validator(mode="after")
@@ -393,13 +397,13 @@ class Scenario(Spec):
         """
         ddp, cluster = self.ddp, self.cluster
         if self.workload.compile and ddp.strategy == "fsdp1" and not ddp.flat.use_orig_params:
-            told = "torch.compile leaves a module of flat parameters as it is; write true"
-            raise fail(told, "ddp.fsdp1.use_orig_params")
+            reason = "torch.compile leaves a module of flat parameters as it is; write true"
+            raise fail(reason, "ddp.fsdp1.use_orig_params")
         alone = cluster.nodes > 1 and cluster.gpus_per_node == 1
         if alone and ddp.shards_in_nodes and ddp.strategy == "fsdp1":
-            told = f"{ddp.flat.sharding_strategy} shards inside a node, and a node has one GPU: "
+            reason = f"{ddp.flat.sharding_strategy} shards inside a node, and a node has one GPU: "
             raise fail(
-                f"{told}torch then sums no gradients between nodes; write FULL_SHARD",
+                f"{reason}torch then sums no gradients between nodes; write FULL_SHARD",
                 "ddp.fsdp1.sharding_strategy",
             )
         return self

@@ -24,11 +24,15 @@ def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> 
     others = [key for key, owners in OF_STRATEGIES.items() if strategy not in owners]
     if strategy not in other_strategies():
         others.append("options")
-    found = () if strategy in WRAPPED else _without_ddp_options(ddp)
-    found += tuple(f"ddp.{key}=null" for key in others if ddp.get(key) is not None)
+    settings = () if strategy in WRAPPED else _without_ddp_options(ddp)
+    settings += tuple(f"ddp.{key}=null" for key in others if ddp.get(key) is not None)
     if ddp.get("no_sync") is False and strategy not in ("", *OMIT_SYNC):
-        found += ("ddp.no_sync=true",)
-    return (*found, "workload.clip_grad_norm=null") if clips and strategy == "deepspeed" else found
+        settings += ("ddp.no_sync=true",)
+    return (
+        (*settings, "workload.clip_grad_norm=null")
+        if clips and strategy == "deepspeed"
+        else settings
+    )
 
 
 def _without_ddp_options(ddp: Mapping[str, Any]) -> tuple[str, ...]:

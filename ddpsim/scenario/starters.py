@@ -32,10 +32,10 @@ def presets() -> dict[str, str]:
 
 def preset_text(name: str) -> str:
     """The YAML of a preset scenario; raises InputError with the nearest name."""
-    known = presets()
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise InputError("preset", f"unknown preset {name!r}.{hint} Known: {', '.join(known)}")
+    scenarios = presets()
+    if name not in scenarios:
+        hint = did_you_mean(name, scenarios)
+        raise InputError("preset", f"unknown preset {name!r}.{hint} Known: {', '.join(scenarios)}")
     return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -70,11 +70,11 @@ def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
 def captured_text(path: Path) -> str:
     """The YAML of a scenario with a model's file; raises InputError for what is none."""
     try:
-        known = read_known(str(path), path)
+        model = read_known(str(path), path)
     except ValueError as error:
         raise InputError("model", str(error)) from None
-    table, measured = known.table or {}, known.measured
-    title = known.document.get("title") or path.stem
+    table, measured = model.table or {}, model.measured
+    title = model.document.get("title") or path.stem
     only, size = table.get("batch"), table.get("size")
     batch = measured.batch_per_rank if measured else only["only"] if only else _BATCH
     by = "profile` measured" if measured else "capture` recorded"

@@ -43,9 +43,9 @@ _OTHER_NAMES = {
 }
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+def did_you_mean(wrong: str, names: Iterable[str]) -> str:
     """`" Did you mean 'latency'?"`, or an empty string when nothing known is near."""
-    near = nearest(wrong, known)
+    near = nearest(wrong, names)
     return "" if near is None else f" Did you mean {near!r}?"
 
 
@@ -55,15 +55,15 @@ def most_like(wrong: str, spellings: Mapping[str, str], count: int = 3) -> list[
     return list(dict.fromkeys(spellings[spelling] for spelling in near))[:count]
 
 
-def _like(wrong: str, known: Iterable[str], *, n: int, cutoff: float) -> list[str]:
+def _like(wrong: str, names: Iterable[str], *, n: int, cutoff: float) -> list[str]:
     from difflib import get_close_matches  # noqa: PLC0415 -- few scenarios have a mistake
 
-    return get_close_matches(wrong, list(known), n=n, cutoff=cutoff)
+    return get_close_matches(wrong, list(names), n=n, cutoff=cutoff)
 
 
-def nearest(wrong: str, known: Iterable[str]) -> str | None:
+def nearest(wrong: str, names: Iterable[str]) -> str | None:
     """The known name that a misspelt one stands for, if one is near."""
-    by_key = {squashed(name): name for name in known}
+    by_key = {squashed(name): name for name in names}
     key = squashed(wrong[:_LONGEST])
     if key in by_key:
         return by_key[key]
@@ -81,15 +81,15 @@ def squashed(name: str) -> str:
 def in_own_words(details: ErrorDetails) -> str:
     """What is wrong, for each kind of pydantic error: its own words are for programmers."""
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
-    said = {
+    messages = {
         "extra_forbidden": "unknown key",
         "missing": "is missing",
         "json_invalid": f"is no JSON: {context.get('error')}",
         "scenario": str(context.get("message")),
         "value_error": str(context.get("error")),
     }
-    if kind in said:
-        return said[kind]
+    if kind in messages:
+        return messages[kind]
     got = shown(value)
     if kind == "literal_error":
         wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")

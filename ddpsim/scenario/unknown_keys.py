@@ -62,8 +62,8 @@ def known_key(document: Document, path: KeyPath) -> str:
     is_part = near is not None and squashed(name).rstrip("s") in squashed(near)
     if path[:-1] == ("ddp",) and (strategy := strategy_meant(name)):
         return chosen.options_of(strategy)
-    if not is_part and (told := _by_others(path, _value(document, path))):
-        return told
+    if not is_part and (advice := _by_others(path, _value(document, path))):
+        return advice
     elsewhere = list(chosen.had(key for key, _ in keys_named(name)))
     if 0 < len(elsewhere) <= _MOST_NAMED and not is_part:
         return f"Write it as {' or '.join(map(chosen.in_words, elsewhere))}"
@@ -76,8 +76,8 @@ def known_key(document: Document, path: KeyPath) -> str:
         return f"Several sections have it, say which: {', '.join(sections)}"
     by_name = {key.rpartition(".")[2]: key for key in chosen.had(all_keys())}
     far = nearest(name, by_name) if len(name) > _SHORT_NAME else None
-    known = f"Known here: {', '.join(here)}"
-    return f"Did you mean {chosen.in_words(by_name[far])}?" if far else known
+    listing = f"Known here: {', '.join(here)}"
+    return f"Did you mean {chosen.in_words(by_name[far])}?" if far else listing
 
 
 def _value(document: Document, path: KeyPath) -> object:

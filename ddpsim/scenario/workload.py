@@ -36,8 +36,8 @@ NO_LONGER_WITH_DDP = (
 def _no_recipe(value: Any) -> Any:
     """What others call a precision, and is a way to compute products here."""
     if isinstance(value, str) and squashed(value) in ("fp8", "float8"):
-        told = "is how linear layers compute beside bf16"
-        raise ValueError(f"{shown(value)} {told}; write float8: tensorwise with precision: bf16")
+        meaning = "is how linear layers compute beside bf16"
+        raise ValueError(f"{shown(value)} {meaning}; write float8: tensorwise with precision: bf16")
     return value
 
 
@@ -115,8 +115,8 @@ class Optimizer(Spec):
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Optimizer:
         if self.state_bits == 8 and (self.name not in ("adam", "adamw") or self.fused):
-            told = "8 is modelled of adam and adamw, with a kernel of its own; drop fused"
-            raise fail(told, "state_bits")
+            reason = "8 is modelled of adam and adamw, with a kernel of its own; drop fused"
+            raise fail(reason, "state_bits")
         if self.state_bits == 8 and self.masters:
             raise fail("is not modelled beside masters; drop one of the two", "state_bits")
         if self.momentum and self.name != "sgd":
@@ -459,8 +459,8 @@ class Workload(Spec):
         if self.checkpointing is None:
             return
         if self.checkpointing.memory_budget is not None and not self.compile:
-            told = "is torch.compile's; write workload.compile: true or blocks"
-            raise fail(told, "checkpointing.memory_budget")
+            reason = "is torch.compile's; write workload.compile: true or blocks"
+            raise fail(reason, "checkpointing.memory_budget")
         reasons = {
             "a trace shows what was run again; drop it": self.trace,
             "a profile's times and memory are those of the model as it ran; profile it with its "

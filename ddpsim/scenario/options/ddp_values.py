@@ -92,9 +92,9 @@ _OTHER_PARALLELISM = (
 def strategy_meant(name: str) -> str | None:
     """The strategy that others call so, or that is called so here; None for any other word."""
     key = squashed(name)
-    own = {squashed(strategy): strategy for strategy in OWN_STRATEGIES}
-    told = _OTHER_NAMES.get(key, own.get(key))
-    return None if told is None else told.split()[0].rstrip(",")
+    names_here = {squashed(strategy): strategy for strategy in OWN_STRATEGIES}
+    advice = _OTHER_NAMES.get(key, names_here.get(key))
+    return None if advice is None else advice.split()[0].rstrip(",")
 
 
 def name_here(name: str) -> str | None:

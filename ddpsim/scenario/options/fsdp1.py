@@ -82,6 +82,6 @@ class Fsdp1(Spec):
     @model_validator(mode="after")
     def _offloads_what_is_gathered_anew(self) -> Fsdp1:
         if self.cpu_offload and not self.frees_after_forward:
-            told = f"is not modelled with {self.sharding_strategy}, which copies parameters twice"
-            raise fail(f"{told}; write FULL_SHARD or HYBRID_SHARD, or drop it", "cpu_offload")
+            reason = f"is not modelled with {self.sharding_strategy}, which copies parameters twice"
+            raise fail(f"{reason}; write FULL_SHARD or HYBRID_SHARD, or drop it", "cpu_offload")
         return self

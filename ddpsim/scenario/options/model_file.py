@@ -63,10 +63,10 @@ class Tensors(_Part):
         for column in (self.shape, self.dtype, self.module):
             if isinstance(column, list) and len(column) != len(self.name):
                 raise ValueError(f"{len(self.name)} names, and a column of {len(column)}")
-        known = self.known_dtypes
-        unknown = next((dtype for dtype in self.dtypes if dtype not in known), None)
+        choices = self.known_dtypes
+        unknown = next((dtype for dtype in self.dtypes if dtype not in choices), None)
         if unknown is not None:
-            wanted = f"wanted one of {', '.join(known)}"
+            wanted = f"wanted one of {', '.join(choices)}"
             raise ValueError(f"{shown(unknown)} is no dtype of {self.called}; {wanted}")
         return self
 

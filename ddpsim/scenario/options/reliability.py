@@ -120,10 +120,10 @@ class Reliability(Spec):
             return (gpus if self.mtbf_of == "gpu" else nodes) / self.mtbf_s
         if self.failures is None:
             return 0.0
-        known = failures_of(self.failures)
-        if "gpu_mtbf_s" in known:
-            return float(gpus / known["gpu_mtbf_s"])
-        return float(nodes / known["node_mtbf_s"])
+        preset = failures_of(self.failures)
+        if "gpu_mtbf_s" in preset:
+            return float(gpus / preset["gpu_mtbf_s"])
+        return float(nodes / preset["node_mtbf_s"])
 
 
 def _one_source(preset: str | None, mtbf_s: float | None) -> None:

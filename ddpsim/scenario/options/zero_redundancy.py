@@ -40,8 +40,8 @@ class ZeroRedundancy(Spec):
     def _overlaps_or_not(self) -> ZeroRedundancy:
         if self.overlap_with_ddp:
             if self.parameters_as_bucket_view:
-                told = "is ignored by torch with overlap_with_ddp, which has buckets of its own"
-                raise fail(f"{told}; drop one", "parameters_as_bucket_view")
+                reason = "is ignored by torch with overlap_with_ddp, which has buckets of its own"
+                raise fail(f"{reason}; drop one", "parameters_as_bucket_view")
             return self
         for key in ("hook", "shard_buckets"):
             if getattr(self, key) != type(self).model_fields[key].default:
