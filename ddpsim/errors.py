@@ -109,7 +109,7 @@ class _Short(reprlib.Repr):
 
 def printable(text: str) -> str:
     """Text whose control characters are escaped, line ends apart: it cannot move a cursor."""
-    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
 
 
 def not_here(error: ImportError) -> str:

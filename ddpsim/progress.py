@@ -1,4 +1,4 @@
-"""How far a long question has come: said where it is answered, heard where somebody waits."""
+"""How far a long question has come: reported where it is answered, shown where somebody waits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stage:
-    """Parts of one question: `ended` of `total`, in words `what`.
+    """The progress of one question: `ended` of `total` parts, which are called `what`.
 
-    `known`: lines that say what is known so far; `say`: tells what to know before it begins.
+    `findings`: lines with what is known so far; `say`: prints what to know before it begins.
     """
 
     what: str = ""
     total: int = 0
     ended: float = 0.0
-    known: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     say: Callable[[str], None] = lambda _: None
 
     def at(self, ended: int, total: int) -> None:
@@ -35,7 +35,7 @@ _heard: ContextVar[Stage | None] = ContextVar("heard", default=None)
 
 @contextmanager
 def heard() -> Iterator[Stage]:
-    """The stage that questions asked within tell of; empty until the first of them begins."""
+    """The stage of the questions that are asked within; empty until the first of them begins."""
     listener = Stage()
     token = _heard.set(listener)
     try:
@@ -46,11 +46,11 @@ def heard() -> Iterator[Stage]:
 
 @contextmanager
 def stage(what: str, total: int) -> Iterator[Stage]:
-    """Begin a question of so many parts; what is asked within it tells nothing of its own."""
-    found = _heard.get() or Stage()
-    found.what, found.total, found.ended = what, total, 0.0
+    """Begin a question of so many parts; questions within it report no progress of their own."""
+    listener = _heard.get() or Stage()
+    listener.what, listener.total, listener.ended = what, total, 0.0
     token = _heard.set(None)
     try:
-        yield found
+        yield listener
     finally:
         _heard.reset(token)

@@ -103,7 +103,7 @@ def compare_documents(
     from ddpsim.scenario.load import parse
     from ddpsim.scenario.set_aside import as_ddp
 
-    own = document
+    stated = document
     if each_strategy:
         document = document.changed(as_ddp(parse(document).ddp))
     first = checked(document)
@@ -111,10 +111,10 @@ def compare_documents(
     if each_flag:
         options += comparing.each_flag(document)
     if each_strategy:
-        options += comparing.each_strategy(document, own_options(own))
-        strategy = parse(own).ddp.strategy
+        options += comparing.each_strategy(document, own_options(stated))
+        strategy = parse(stated).ddp.strategy
         if strategy in ("distributed_optimizer", "fsdp1"):
-            options.append(comparing.option(own, title=strategy))
+            options.append(comparing.option(stated, title=strategy))
     baseline = f"{name} {'under ddp' if each_strategy else 'as it is'}"
     return comparing.compare(first, options, baseline)
 
@@ -294,8 +294,8 @@ def _key(name: str) -> str:
     from ddpsim.scenario.keys import keys_named
 
     path = name.replace("__", ".")
-    found = [key for key, _ in keys_named(path) if key.count(".") == 1]
-    return found[0] if len(found) == 1 else path
+    keys = [key for key, _ in keys_named(path) if key.count(".") == 1]
+    return keys[0] if len(keys) == 1 else path
 
 
 def _text(value: Any) -> str:

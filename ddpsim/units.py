@@ -220,7 +220,7 @@ def _unknown_unit(text: str, unit: str, wanted: str) -> str:
 
 
 def _near_unit(unit: str) -> str | None:
-    known = [*_SECONDS, "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s", "MB/s", "GB/s", "GiB/s"]
-    known += ["B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "samples/s"]
+    spellings = [*_SECONDS, "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s", "MB/s", "GB/s", "GiB/s"]
+    spellings += ["B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "samples/s"]
     folded = unit.lower().replace("bps", "bit/s").replace("sec", "s").replace(" ", "")
-    return next((name for name in known if name.lower() == folded), None)
+    return next((name for name in spellings if name.lower() == folded), None)

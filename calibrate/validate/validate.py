@@ -78,7 +78,9 @@ def validate(
                 continue
             sweeps.append(sweep)
             errors = [abs(case.error) for case in sweep.cases]
-            progress.known.append(f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}")
+            progress.findings.append(
+                f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}"
+            )
     if not sweeps:
         if len(left_out) == 1:
             raise left_out[0]

@@ -82,7 +82,7 @@ def diagnose(
 
     scenario = load_scenario(file, settings or ())
     with input_errors(file=file, spelt=_option), waiting("no cause is ruled out"):
-        found = diagnose(
+        diagnosis = diagnose(
             scenario,
             measured,
             without_sync=without_sync,
@@ -93,9 +93,9 @@ def diagnose(
             traces=traces,
         )
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(diagnosis.to_dict(), indent=2))
     else:
-        print(render_diagnosis(found, str(file), settings or ()))
+        print(render_diagnosis(diagnosis, str(file), settings or ()))
 
 
 def _option(name: str) -> str:
@@ -131,8 +131,8 @@ def replay(
     from ddpsim.recorded.replay import replay as replayed
     from ddpsim.report.replay import render_replay
 
-    found = replayed(traces, settings or ())
+    comparison = replayed(traces, settings or ())
     if output is not None:
-        text = scenario_text(found.document, found.assumed, output.parent)
+        text = scenario_text(comparison.document, comparison.assumed, output.parent)
         write_atomically(output, text)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else render_replay(found))
+    print(json.dumps(comparison.to_dict(), indent=2) if as_json else render_replay(comparison))

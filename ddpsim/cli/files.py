@@ -201,17 +201,17 @@ def _explain_name(name: str) -> str:
     from ddpsim.scenario.other_strategies import factory_of, other_strategies
     from ddpsim.scenario.suggest import did_you_mean
 
-    found = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
-    found += explained(name)
+    entries = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
+    entries += explained(name)
     if name in other_strategies():
         with input_errors():
-            found.append(f"{name}: {getdoc(factory_of(name)) or 'a strategy of another package'}")
-    if not found:
+            entries.append(f"{name}: {getdoc(factory_of(name)) or 'a strategy of another package'}")
+    if not entries:
         hint = did_you_mean(name, all_keys() if "." in name else _all_words())
         raise typer.BadParameter(f"no entry for {name!r}.{hint}", param_hint="TERM")
     width = screen_width()
     return "\n".join(
-        fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in found
+        fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in entries
     )
 
 

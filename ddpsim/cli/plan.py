@@ -65,20 +65,20 @@ def compare(
     check_page(page, files[0])
     first, *others = (load(file, settings or ()) for file in files)
     with waiting("no difference has its interval yet"):
-        found = compare_documents(
+        comparison = compare_documents(
             first,
             [(str(file), other) for file, other in zip(files[1:], others, strict=True)],
             each_flag=flags,
             each_strategy=strategies,
             name=str(files[0]),
         )
-    text = render_comparison(found)
+    text = render_comparison(comparison)
     if page:
         from ddpsim.report.page.charts import comparison_charts
 
-        write_page(page, found.name, comparison_charts(found), text)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
-    if all(change.problem for change in found.changes):
+        write_page(page, comparison.name, comparison_charts(comparison), text)
+    print(json.dumps(comparison.to_dict(), indent=2) if as_json else text)
+    if all(change.problem for change in comparison.changes):
         raise typer.Exit(2)
 
 
@@ -101,9 +101,9 @@ def explain_step(
 
     document = load(file, settings or ())
     with waiting("the step is not explained"):
-        found = explain_step(document)
-    text = render_explanation(found, str(file), settings or ())
-    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+        explanation = explain_step(document)
+    text = render_explanation(explanation, str(file), settings or ())
+    print(json.dumps(explanation.to_dict(), indent=2) if as_json else text)
 
 
 @app.command(rich_help_panel="Plan")
@@ -150,14 +150,14 @@ def tune(
     checked(document)
     limits = Limits(room, global_batch, may_round=rounding, trials=trials, each_strategy=strategies)
     with waiting("the search is not over"):
-        found = tune(document, limits)
-        caps = compared_caps(document, found) if page else None
-    text = render_tuning(found, str(file), settings or ())
+        tuning = tune(document, limits)
+        caps = compared_caps(document, tuning) if page else None
+    text = render_tuning(tuning, str(file), settings or ())
     if page:
         from ddpsim.report.page.charts import tuning_charts
 
-        write_page(page, found.name, tuning_charts(found, caps), text)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+        write_page(page, tuning.name, tuning_charts(tuning, caps), text)
+    print(json.dumps(tuning.to_dict(), indent=2) if as_json else text)
 
 
 @app.command(rich_help_panel="Plan")
@@ -260,29 +260,29 @@ def plan(
     with input_errors(file=file, spelt="--{}".format), waiting("no plan is chosen"):
         if strategies:
             each = plan_each_strategy(document, question)
-        found = next((best.plan for best in each if best.plan), None) or question(scenario)
+        answer = next((best.plan for best in each if best.plan), None) or question(scenario)
     taken = each[0].settings if each else ()
-    text = render_plan(found, str(file), (*settings, *taken))
+    text = render_plan(answer, str(file), (*settings, *taken))
     if page:
         from ddpsim.report.page.charts import plan_charts
 
-        write_page(page, found.name, plan_charts(found), text)
+        write_page(page, answer.name, plan_charts(answer), text)
     if as_json:
         others = {"strategies": [one.to_dict() for one in each]} if each else {}
-        print(json.dumps(found.to_dict() | others, indent=2))
+        print(json.dumps(answer.to_dict() | others, indent=2))
         return
     if not each:
         print(text)
         return
     rows = [(one.name, one.plan, one.problem, one.settings) for one in each]
-    print(best_strategy(each[0].name, found), text, sep="\n", end="\n\n")
+    print(best_strategy(each[0].name, answer), text, sep="\n", end="\n\n")
     print(render_strategies(rows, str(file), settings).rstrip())
 
 
 def _failures(mtbf: str | None, spares: str | None) -> list[str]:
     """The options as settings of the scenario."""
-    found = [] if mtbf is None else ["reliability.failures=null", f"reliability.mtbf={mtbf}"]
-    return found if spares is None else [*found, f"reliability.spares={spares}"]
+    settings = [] if mtbf is None else ["reliability.failures=null", f"reliability.mtbf={mtbf}"]
+    return settings if spares is None else [*settings, f"reliability.spares={spares}"]
 
 
 def _listed(price: str | None, prices: Path | None, scenario: Scenario) -> Money | None:
@@ -299,6 +299,6 @@ def _listed(price: str | None, prices: Path | None, scenario: Scenario) -> Money
     with input_errors("--price"):
         rows = merged(read_prices(), read_prices(prices) if prices else ())
         row = listed_price(rows, machine, price)
-    told = f"{price} price of {row.machine} at {row.provider}, {row.region}, on {row.date}"
-    print(f"{told}: {row.source}", file=sys.stderr)
+    label = f"{price} price of {row.machine} at {row.provider}, {row.region}, on {row.date}"
+    print(f"{label}: {row.source}", file=sys.stderr)
     return Money(row.gpu_hour(price) or 0.0, row.currency)

@@ -71,8 +71,8 @@ def trace(
     wanted = parsed(lambda text: parse_ranks(text, size), ranks, "--ranks")
     count = parsed(parse_steps, steps, "--steps")
     if output.suffix in (".html", ".json", ".gz", ".et"):
-        told = f"{output} is called as a file, and a trace is a folder of several; name a folder"
-        raise typer.BadParameter(told, param_hint="-o")
+        problem = f"{output} is called as a file, and a trace is a folder of several; name a folder"
+        raise typer.BadParameter(problem, param_hint="-o")
     if parsed(_form, form, "--format") == "chakra":
         _chakra(scenario, output, wanted, given=(steps is not None, warmup, compressed))
         return
@@ -192,8 +192,8 @@ def collective(
     from ddpsim.report.collective import render_table
 
     if op not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-        known = "all_reduce, all_gather, reduce_scatter and broadcast"
-        raise typer.BadParameter(f"{op!r} is none of {known}", param_hint="--op")
+        operations = "all_reduce, all_gather, reduce_scatter and broadcast"
+        raise typer.BadParameter(f"{op!r} is none of {operations}", param_hint="--op")
     for bare in context.args:
         option = "--cluster" if Path(bare).suffix else "--machine"
         raise typer.BadParameter(f"write {option} {bare}", param_hint=bare)
@@ -207,14 +207,14 @@ def collective(
     if against and op != "all_reduce":
         raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
     wanted = "4K..1G" if sizes is None and not against else sizes
-    asked = parsed(parse_sizes, wanted, "--sizes") or ()
+    sizes_bytes = parsed(parse_sizes, wanted, "--sizes") or ()
     source = cluster or {"cluster": {"machine": machine}}
     scenario = load_cluster(source, settings or ())
     with input_errors():
         if tuning:
             from ddpsim.cluster.describe import describe_tuning
 
-            print(describe_tuning(tuner_of(scenario), asked))
+            print(describe_tuning(tuner_of(scenario), sizes_bytes))
             return
-        table = collective_table(scenario, op, asked, against)  # type: ignore[arg-type]
+        table = collective_table(scenario, op, sizes_bytes, against)  # type: ignore[arg-type]
     print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))

@@ -84,10 +84,10 @@ def import_when_used(name: str, functions: Sequence[str]) -> None:
     """
     if name in sys.modules:
         return
-    package, _, own = name.rpartition(".")
+    package, _, attribute = name.rpartition(".")
     stand_in = sys.modules[name] = ModuleType(name)
     if package:
-        setattr(sys.modules[package], own, stand_in)
+        setattr(sys.modules[package], attribute, stand_in)
 
     def real() -> ModuleType:
         if sys.modules.get(name) is stand_in:
@@ -97,7 +97,7 @@ def import_when_used(name: str, functions: Sequence[str]) -> None:
     def call(function: str, *args: Any, **named: Any) -> Any:
         return getattr(real(), function)(*args, **named)
 
-    def asked_for(attribute: str) -> Any:
+    def look_up(attribute: str) -> Any:
         if attribute in functions:
             return partial(call, attribute)
         if attribute.startswith("__"):  # the import itself looks for a path
@@ -105,7 +105,7 @@ def import_when_used(name: str, functions: Sequence[str]) -> None:
         vars(stand_in).update(vars(real()))
         return getattr(real(), attribute)
 
-    vars(stand_in)["__getattr__"] = asked_for
+    vars(stand_in)["__getattr__"] = look_up
 
 
 def _predict(plain: PlainRun) -> None:

@@ -96,20 +96,20 @@ def sweep(
             "give an axis of two values or more, such as --set ddp.bucket_cap_mb=1,25,100",
             param_hint="--set",
         )
-    found = _swept(document, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
+    result = _swept(document, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
     if write:
-        _written(write, found)
+        _written(write, result)
         print(f"wrote {output}", file=sys.stderr)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else render_sweep(found))
-    if any(point.brief is None for point in found.points):
+    print(json.dumps(result.to_dict(), indent=2) if as_json else render_sweep(result))
+    if any(point.brief is None for point in result.points):
         raise typer.Exit(1)
 
 
-def _written(write: Callable[[Sweep], None], found: Sweep) -> None:
+def _written(write: Callable[[Sweep], None], result: Sweep) -> None:
     from ddpsim.errors import DdpsimError
 
     try:
-        write(found)
+        write(result)
     except OSError as error:
         raise DdpsimError(
             f"{error.filename}: {error.strerror}; its journal holds every point: mend this, and "
@@ -129,7 +129,7 @@ def _sweep_writer(output: Path, file: Path, document: Document) -> Callable[[Swe
             "Parquet needs polars: pip install 'ddpsim[parquet]'", param_hint="-o"
         )
     formats: dict[str, Callable[[Sweep], str | bytes]] = {
-        ".json": lambda found: json.dumps(found.to_dict(), indent=2) + "\n",
+        ".json": lambda result: json.dumps(result.to_dict(), indent=2) + "\n",
         ".csv": render_csv,
         ".parquet": render_parquet,
     }
@@ -140,7 +140,7 @@ def _sweep_writer(output: Path, file: Path, document: Document) -> Callable[[Swe
             f"{output.name!r} ends in none of {', '.join(formats)}, .html", param_hint="-o"
         )
     check_output(output, file)
-    return lambda found: write_atomically(output, formats[output.suffix](found))
+    return lambda result: write_atomically(output, formats[output.suffix](result))
 
 
 def _drawer(document: Document) -> Callable[[Sweep], str]:
@@ -149,8 +149,8 @@ def _drawer(document: Document) -> Callable[[Sweep], str]:
     from ddpsim.report.page.shell import answer_page
     from ddpsim.report.sweep import render_sweep
 
-    def page(found: Sweep) -> str:
-        surer = with_intervals(document, found)
+    def page(result: Sweep) -> str:
+        surer = with_intervals(document, result)
         return answer_page(surer.name, sweep_charts(surer), render_sweep(surer))
 
     return page
@@ -182,13 +182,15 @@ def _swept(
         workers = (
             stack.enter_context(dask_workers(dask)) if dask else local_workers(jobs or _cores())
         )
-        told = Stage("points")
-        stack.enter_context(bar(told))
+        progress = Stage("points")
+        stack.enter_context(bar(progress))
         if journal and resume:
-            known = f"{len(journal.known):,} points are in {journal.path}"
-            print(f"{known}: those of this sweep are not computed again", file=sys.stderr)
+            points = f"{len(journal.known):,} points are in {journal.path}"
+            print(f"{points}: those of this sweep are not computed again", file=sys.stderr)
         try:
-            found = sweep(document, grid, goals, workers=workers, journal=journal, progress=told.at)
+            result = sweep(
+                document, grid, goals, workers=workers, journal=journal, progress=progress.at
+            )
         except KeyboardInterrupt:
             kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
             count = f" {len(journal.known):,} points" if journal else " nothing is kept"
@@ -196,7 +198,7 @@ def _swept(
             raise typer.Exit(130) from None
         if journal:
             journal.finish()
-        return found
+        return result
 
 
 def _cores() -> int:

@@ -87,11 +87,11 @@ File = Annotated[
 def completion(module: str, names: str) -> Callable[[str], list[str]]:
     """Complete a word to one of the names that a function of a module returns."""
 
-    def begin_so(incomplete: str) -> list[str]:
-        known = getattr(import_module(module), names)()
-        return [name for name in known if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        words = getattr(import_module(module), names)()
+        return [name for name in words if name.startswith(incomplete)]
 
-    return begin_so
+    return complete
 
 
 def _complete_setting(incomplete: str) -> list[str]:
@@ -106,8 +106,8 @@ def _complete_setting(incomplete: str) -> list[str]:
         ("cluster", "device"),
         ("cluster", "machine"),
     )
-    found = [f"{key}={n}" for n in catalog.spellings(kind)] if equals and named else all_keys()
-    return [each for each in found if each.startswith(incomplete)]
+    words = [f"{key}={n}" for n in catalog.spellings(kind)] if equals and named else all_keys()
+    return [each for each in words if each.startswith(incomplete)]
 
 
 def once_each(settings: list[str] | None) -> list[str] | None:
@@ -175,8 +175,8 @@ def check_new(output: Path | None) -> None:
     """Raise BadParameter where a scenario stands at -o already, or none can be written there."""
     if output is not None:
         if output.is_file() and output.stat().st_size:  # /dev/stdout may be an empty file
-            told = f"{output} exists already; name another file, or remove it"
-            raise typer.BadParameter(told, param_hint="-o")
+            problem = f"{output} exists already; name another file, or remove it"
+            raise typer.BadParameter(problem, param_hint="-o")
         _check_place(output)
 
 

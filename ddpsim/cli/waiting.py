@@ -18,10 +18,10 @@ _ROUNDED = 1e-6  # of a part: sums of thirds are no whole numbers
 def waiting(unfinished: str = "") -> Iterator[None]:
     """Show how far the questions asked within have come; `unfinished`: what Ctrl-C leaves undone.
 
-    Ctrl-C ends the process with what is known on stderr, and exit code 130.
+    Ctrl-C ends the process with the findings so far on stderr, and exit code 130.
     """
-    with heard() as told, bar(told):
-        told.say = lambda text: print(f"ddpsim: {text}", file=sys.stderr)
+    with heard() as progress, bar(progress):
+        progress.say = lambda text: print(f"ddpsim: {text}", file=sys.stderr)
         try:
             yield
         except KeyboardInterrupt:
@@ -29,18 +29,18 @@ def waiting(unfinished: str = "") -> Iterator[None]:
         else:
             interrupted = False
     if interrupted:
-        print(*_stopped(told, unfinished), sep="\n", file=sys.stderr)
+        print(*_stopped(progress, unfinished), sep="\n", file=sys.stderr)
         sys.exit(130)
 
 
 @contextmanager
-def bar(told: Stage) -> Iterator[None]:
-    """How far a stage has come, on a terminal's stderr once it takes a while; nothing elsewhere."""
+def bar(progress: Stage) -> Iterator[None]:
+    """Show how far a stage has come, on a terminal's stderr, once it takes longer than a second."""
     if not sys.stderr.isatty():
         yield
         return
     done = Event()
-    drawn = Thread(target=_draw, args=(told, done), daemon=True)
+    drawn = Thread(target=_draw, args=(progress, done), daemon=True)
     drawn.start()
     try:
         yield
@@ -49,7 +49,7 @@ def bar(told: Stage) -> Iterator[None]:
         drawn.join()
 
 
-def _draw(told: Stage, done: Event) -> None:
+def _draw(progress: Stage, done: Event) -> None:
     if done.wait(_AFTER_S):
         return
     from rich.console import Console
@@ -66,15 +66,17 @@ def _draw(told: Stage, done: Event) -> None:
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
         task = shown.add_task("", total=None)
         while not done.wait(_EVERY_S):
-            total = told.total or None
-            shown.update(task, description=told.what, completed=_ended(told), total=total)
+            total = progress.total or None
+            shown.update(task, description=progress.what, completed=_ended(progress), total=total)
 
 
-def _ended(told: Stage) -> int:
-    return min(told.total, int(told.ended + _ROUNDED))
+def _ended(progress: Stage) -> int:
+    return min(progress.total, int(progress.ended + _ROUNDED))
 
 
-def _stopped(told: Stage, unfinished: str) -> Iterator[str]:
-    count = f" after {_ended(told)} of {told.total} {told.what}" if told.total else ""
+def _stopped(progress: Stage, unfinished: str) -> Iterator[str]:
+    count = (
+        f" after {_ended(progress)} of {progress.total} {progress.what}" if progress.total else ""
+    )
     yield f"\nstopped{count}{unfinished and '; '}{unfinished}"
-    yield from told.known
+    yield from progress.findings

@@ -80,9 +80,9 @@ class Case:
         A log of the scenario's own ranks says nothing of others: there the links answer. A measured
         step grows with its samples (assumed). Raises ScenarioError where it does not fit.
         """
-        own = self.cluster.nodes, self.cluster.gpus_per_node
+        layout = self.cluster.nodes, self.cluster.gpus_per_node
         changes: list[str] = []
-        if (nodes, gpus_per_node) != own:
+        if (nodes, gpus_per_node) != layout:
             changes += [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
             changes += _without_others(self.cluster, nodes, gpus_per_node)
             share = gpus_per_node if self.scenario.ddp.shards_in_nodes else nodes * gpus_per_node
@@ -101,7 +101,7 @@ class Case:
         if key not in self._others:
             document = self.document.changed(changes)
             job = resolve(parse(document), parts=self.parts)
-            whole = self.whole and (nodes, gpus_per_node) == own
+            whole = self.whole and (nodes, gpus_per_node) == layout
             self._others[key] = Case(self.stated, document, job, self.parts, whole, factors)
         return self._others[key]
 
@@ -186,8 +186,8 @@ class Case:
 
         A bandwidth stated beside a device's preset replaces all of it.
         """
-        own, link = self.cluster.inter_node, self.inter
-        kept = self.cluster.machine or (own and own.bandwidth_bytes_per_s)
+        stated_link, link = self.cluster.inter_node, self.inter
+        kept = self.cluster.machine or (stated_link and stated_link.bandwidth_bytes_per_s)
         if kept or link is None or "bandwidth" not in stated:
             return tuple(f"cluster.inter_node.{key}={value}" for key, value in stated.items())
         usual = {key: value for key, value in link.model_dump().items() if key != "latency"}
@@ -204,16 +204,16 @@ def _document(scenario: Scenario) -> Document:
 
 
 def _without_others(cluster: Cluster, nodes: int, gpus_per_node: int) -> list[str]:
-    """Settings that take away what is known of ranks and nodes that are not there."""
+    """Settings that remove the logs of other layouts, and the entries of ranks that are gone."""
     settings = []
     settings += [f"cluster.{log}=null" for log in LOGS if getattr(cluster, log)]
     if cluster.background and nodes == 1:
         settings.append("cluster.background=null")
     factors = cluster.stragglers.factors if cluster.stragglers else None
-    known: Sequence[tuple[str, Mapping[int, Any] | None, int]] = (
+    entries: Sequence[tuple[str, Mapping[int, Any] | None, int]] = (
         ("cluster.weak_links", cluster.weak_links, nodes * gpus_per_node),
         ("cluster.stragglers", factors, nodes * gpus_per_node),
         ("cluster.other_nodes", cluster.other_nodes, nodes),
     )
-    settings += [f"{key}=null" for key, of, count in known if of and max(of) >= count]
+    settings += [f"{key}=null" for key, table, count in entries if table and max(table) >= count]
     return settings

@@ -55,30 +55,30 @@ class Check:
 
 
 def _alike(times_s: Sequence[float]) -> list[str]:
-    """Times in words; one that is little longer than a shorter one in its words."""
-    said: dict[float, str] = {}
+    """Times in words; a time that is little longer than a shorter one has the shorter one's."""
+    words: dict[float, str] = {}
     first_s = 0.0
     for seconds in sorted(times_s):
-        if not said or seconds > _ALIKE * first_s:
+        if not words or seconds > _ALIKE * first_s:
             first_s = seconds
-        said[seconds] = format_duration(first_s)
-    return [said[seconds] for seconds in times_s]
+        words[seconds] = format_duration(first_s)
+    return [words[seconds] for seconds in times_s]
 
 
 def cheapest(
     case: Case, suspects: Sequence[Suspect], measured: Collection[str]
 ) -> CheckToRun | None:
-    """The check of least effort that tells most of what any would; None where none tells."""
-    told = {
+    """The check of least effort among the most informative; None where none tells causes apart."""
+    bits = {
         check: _bits(check, case, suspects)
         for check in CHECKS
         if check.applies(case) and check.replaces not in measured
     }
-    best = max(told.values(), default=0.0)
+    best = max(bits.values(), default=0.0)
     if best < _LEAST_BITS:
         return None
-    enough = [check for check, bits in told.items() if bits >= _ENOUGH * best]
-    check = min(enough, key=lambda check: (check.minutes, -told[check]))
+    enough = [check for check in bits if bits[check] >= _ENOUGH * best]
+    check = min(enough, key=lambda check: (check.minutes, -bits[check]))
     alike = _alike_by_outcome(check, case, suspects)
     outcomes = tuple(
         Outcome(each.hypothesis.key, shows, each.probability / _probability(same))
@@ -104,7 +104,7 @@ def _probability(suspects: Sequence[Suspect]) -> float:
 
 
 def _bits(check: Check, case: Case, suspects: Sequence[Suspect]) -> float:
-    """What its outcome is expected to tell of which cause it is."""
+    """How many bits a check's outcome is expected to tell of which cause it is."""
     whole = _probability(suspects)
     alike = _alike_by_outcome(check, case, suspects).values()
     parts = [_probability(same) / whole for same in alike]

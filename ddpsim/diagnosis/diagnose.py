@@ -14,7 +14,7 @@ import numpy as np
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
 from ddpsim.diagnosis.facts import check_is_of, facts_of, log_probability, measured_in, rank_facts
-from ddpsim.diagnosis.hypotheses import NOTHING, UNKNOWN, UNKNOWN_ODDS, asked
+from ddpsim.diagnosis.hypotheses import NOTHING, UNKNOWN, UNKNOWN_ODDS, hypotheses_of
 from ddpsim.diagnosis.hypothesis import FactName, Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.own_work import LOADERS, SHARED_LOADER
@@ -109,23 +109,25 @@ def diagnose(
         "all_reduce": all_reduce,
     }
     case = scenario if isinstance(scenario, Case) else Case.of(scenario)
-    found = measurements_in(case.cluster, texts)
+    measurements = measurements_in(case.cluster, texts)
     facts: list[Fact] = []
     if traces:
         of_traces = read_rank_traces(SourceFile(str(traces), Path(traces)))
-        is_known = any(each.quantity == "step" for each in found)
-        found += measured_in(of_traces, case, with_step=not is_known)
+        is_known = any(each.quantity == "step" for each in measurements)
+        measurements += measured_in(of_traces, case, with_step=not is_known)
         facts += rank_facts(of_traces, case)
     if nccl_log:
         debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
         check_is_of(debug, case.scenario)
         facts += facts_of(debug, case)
-    if not found:
+    if not measurements:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
-    with stage("parts of the diagnosis", 3) as told:  # the step, causes, what is uncertain of them
+    # the parts: the step, the causes, and how uncertain these are
+    with stage("parts of the diagnosis", 3) as progress:
         result = case.prediction
-        told.known, told.ended = [f"predicted: {result.iteration_time_s.mean:.4g} s a step"], 1
-        return _Diagnosing(case, found, result, facts).diagnosis(told)
+        progress.findings = [f"predicted: {result.iteration_time_s.mean:.4g} s a step"]
+        progress.ended = 1
+        return _Diagnosing(case, measurements, result, facts).diagnosis(progress)
 
 
 def judge(scenario: Source, result: Result, measured: float | str) -> Verdict:
@@ -153,7 +155,7 @@ def judge(scenario: Source, result: Result, measured: float | str) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FittedHypothesis:
     """A hypothesis, and how well it fits what was measured."""
 
     hypothesis: Hypothesis
@@ -190,23 +192,23 @@ class _Diagnosing:
         self.seen = Seen(self.predictor.measured, noise)
         self.healthy = self.predictor.values([Change() for _ in measured])
 
-    def diagnosis(self, told: Stage) -> Diagnosis:
+    def diagnosis(self, progress: Stage) -> Diagnosis:
         """All causes, the likeliest first, and the check."""
-        found = self._found(told)
-        odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
+        fits = self._fits(progress)
+        odds = {key: each.hypothesis.odds for key, each in fits.items()} | {UNKNOWN: UNKNOWN_ODDS}
         logs = {
             key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.shows)
-            for key, each in found.items()
+            for key, each in fits.items()
         }
         unknown = unknown_log_likelihood(self.seen, self.healthy)
         logs[UNKNOWN] = unknown + log_probability(self.facts, None)
         likely, whole = posterior(odds, logs), sum(odds.values())
-        far = {key for key, each in found.items() if self._is_far(each)}
+        far = {key for key, each in fits.items() if self._is_far(each)}
         if all(likely[key] < WORTH_SAYING for key in likely.keys() - far):
-            far = set()  # what a log shows is told, though it makes another step
+            far = set()  # a cause that a log shows is named, though it makes another step
         order = sorted(likely, key=lambda key: (key in far, -likely[key]))
-        self._simulate_further([found[k] for k in order if k in found and likely[k] >= _LIKELY])
-        causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
+        self._simulate_further([fits[k] for k in order if k in fits and likely[k] >= _LIKELY])
+        causes = [self._cause(fits.get(key), odds[key] / whole, likely[key]) for key in order]
         own_s = self._own_step_s()
         cluster = self.case.cluster
         return Diagnosis(
@@ -215,68 +217,71 @@ class _Diagnosing:
             interval=self.result.prediction_interval_s,
             normal=None if own_s is None else is_normal(self.result, own_s),
             causes=tuple(causes),
-            check=self._check(found, causes),
+            check=self._check(fits, causes),
             all_reduce_bytes=largest_bytes(self.case),
             assumptions=_ASSUMPTIONS,
             facts=self.facts,
         )
 
-    def _is_far(self, found: _Found) -> bool:
-        """Whether a cause makes another step than the one that was measured on its own ranks."""
-        own = self._own_step()
-        if own is None or found.hypothesis is NOTHING:
+    def _is_far(self, fitted: _FittedHypothesis) -> bool:
+        """Whether a cause makes another step than was measured on all ranks of the scenario."""
+        index = self._own_step()
+        if index is None or fitted.hypothesis is NOTHING:
             return False
-        return bool(abs(found.fit.values[own] - self.seen.logs[own]) > _FAR)
+        return bool(abs(fitted.fit.values[index] - self.seen.logs[index]) > _FAR)
 
-    def _asked(self) -> list[Hypothesis]:
-        """No loader where nothing waits for data; one that a node shares only where it can be told.
+    def _candidates(self) -> list[Hypothesis]:
+        """The hypotheses that can apply, without loaders where no step waits for data.
 
-        Other ranks alone tell it from one of each rank.
+        A loader that a node's ranks share is left out too, unless measurements on other numbers of
+        ranks in a node tell it from a loader of each rank.
         """
         per_node = {case.cluster.gpus_per_node for case in self.cases}
         left_out = set() if len(per_node) > 1 else {SHARED_LOADER}
         waits_s = [each.seconds for each in self.measured if each.quantity == "data_wait"]
         if waits_s and max(waits_s) < _NO_WAIT * self.case.step_s:
             left_out.update(LOADERS)
-        return [each for each in asked(self.case) if each.key not in left_out]
+        return [each for each in hypotheses_of(self.case) if each.key not in left_out]
 
-    def _found(self, told: Stage) -> dict[str, _Found]:
-        """Hypotheses that can apply, by key, without those that explain no more than nothing."""
-        asked, told.ended = self._asked_together(told), 2
-        near = {each.key: known for each in asked if (known := self._near(each))}
+    def _fits(self, progress: Stage) -> dict[str, _FittedHypothesis]:
+        """The fits of the hypotheses that explain more than a healthy job does, by key."""
+        candidates, progress.ended = self._simulated_candidates(progress), 2
+        near = {each.key: closest for each in candidates if (closest := self._near(each))}
         if near:
             best = min(near.values(), key=lambda each: self._distance(each.values[each.nearest]))
-            told.known += [f"fits best so far: {best.hypothesis.in_words(best.nearest)}"]
+            progress.findings += [f"fits best so far: {best.hypothesis.in_words(best.nearest)}"]
         changes = [self._changes(each.hypothesis, each.nearest) for each in near.values()]
-        self.predictor.simulate(changes, told.advance, stretched=True)
-        told.ended = 3
+        self.predictor.simulate(changes, progress.advance, stretched=True)
+        progress.ended = 3
         return {key: self._fitted(each) for key, each in near.items()}
 
-    def _asked_together(self, told: Stage) -> list[Hypothesis]:
-        """What their sizes predict is simulated at once."""
-        asked = self._asked()
-        changes = [self._changes(each, size) for each in asked for size in each.sizes(self.case)]
-        self.predictor.simulate(changes, told.advance)
-        return asked
+    def _simulated_candidates(self, progress: Stage) -> list[Hypothesis]:
+        """Simulate all candidates together, each at all of its sizes."""
+        candidates = self._candidates()
+        changes = [
+            self._changes(each, size) for each in candidates for size in each.sizes(self.case)
+        ]
+        self.predictor.simulate(changes, progress.advance)
+        return candidates
 
     def _near(self, hypothesis: Hypothesis) -> _Near | None:
-        """Finds the nearest size; None where none fits, or explains as much as nothing does."""
-        known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
-        values = {size: each for size, each in known.items() if each is not None}
+        """Find the size nearest to the measurements; None where a healthy job fits as well."""
+        by_size = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
+        values = {size: each for size, each in by_size.items() if each is not None}
         nearest = min(values, key=lambda size: self._distance(values[size]), default=None)
         is_told = hypothesis is NOTHING or self._is_shown(hypothesis)
         if nearest is None or not (is_told or self._explains(values[nearest])):
             return None
         return _Near(hypothesis, values, nearest)
 
-    def _fitted(self, near: _Near) -> _Found:
-        """The inputs' effects are those at the size that lies nearest: others count little."""
+    def _fitted(self, near: _Near) -> _FittedHypothesis:
+        """Fit a hypothesis, with the effects of uncertain inputs at its nearest size alone."""
         hypothesis = near.hypothesis
         effects = self.predictor.effects(self._changes(hypothesis, near.nearest))
         graded, falls = hypothesis.graded, hypothesis.falls
         sizes, predicted = list(near.values), list(near.values.values())
-        found = fit(self.seen, sizes, predicted, effects, graded=graded, falls=falls)
-        return _Found(hypothesis, found)
+        best = fit(self.seen, sizes, predicted, effects, graded=graded, falls=falls)
+        return _FittedHypothesis(hypothesis, best)
 
     def _distance(self, values: Array) -> float:
         """Distance of predictions from what was measured, in standard deviations of the noise."""
@@ -308,28 +313,28 @@ class _Diagnosing:
     def _own_step(self) -> int | None:
         """Which measurement is the step of the scenario itself."""
         pairs = enumerate(zip(self.cases, self.measured, strict=True))
-        own = (i for i, (c, m) in pairs if c is self.case and m.quantity == "step")
-        return next(own, None)
+        indices = (i for i, (c, m) in pairs if c is self.case and m.quantity == "step")
+        return next(indices, None)
 
     def _own_step_s(self) -> float | None:
-        own = self._own_step()
-        return None if own is None else self.measured[own].seconds
+        index = self._own_step()
+        return None if index is None else self.measured[index].seconds
 
     def _beside_predictions(self) -> tuple[Measured, ...]:
         pairs = zip(self.cases, self.measured, strict=True)
         healthy = Change()
         return tuple(Measured(m, Changed.of(c, healthy).seconds(m, self.pace)) for c, m in pairs)
 
-    def _cause(self, found: _Found | None, prior: float, probability: float) -> Cause:
-        if found is None:
+    def _cause(self, fitted: _FittedHypothesis | None, prior: float, probability: float) -> Cause:
+        if fitted is None:
             text, remedy = "a cause that is not in this list", "measure more, and diagnose again"
             return Cause(UNKNOWN, text, prior, probability, remedy, (), {}, None, None)
-        hypothesis, size = found.hypothesis, found.fit.size
+        hypothesis, size = fitted.hypothesis, fitted.fit.size
         change = hypothesis.change(self.case, size)
         predicted = self._predicted(hypothesis, size) if probability >= _LIKELY else None
         own_s = self._own_step_s()
         mended_s = None
-        if predicted and own_s is not None and not self._is_far(found):
+        if predicted and own_s is not None and not self._is_far(fitted):
             mended_s = own_s * self.pace * self.case.step_s / predicted.step_s
         return Cause(
             *(hypothesis.key, hypothesis.in_words(size), prior, probability, hypothesis.remedy),
@@ -337,13 +342,13 @@ class _Diagnosing:
         )
 
     def _predicted(self, hypothesis: Hypothesis, size: float) -> Predicted:
-        """Simulated once more, at the size that fits best; where it cannot apply, healthy."""
+        """What a cause predicts at the size that fits best; on ranks without it, a healthy job."""
         whole, alone = self._whole_and_alone(hypothesis, size)
-        own = (self.case.cluster.nodes, self.case.cluster.gpus_per_node)
+        layout = (self.case.cluster.nodes, self.case.cluster.gpus_per_node)
         largest = largest_bytes(self.case)
 
         def seconds(quantity: Quantity) -> float:
-            return whole.seconds(Measurement(quantity, 0.0, *own, largest), self.pace)
+            return whole.seconds(Measurement(quantity, 0.0, *layout, largest), self.pace)
 
         return Predicted(
             step_s=seconds("step"),
@@ -354,11 +359,11 @@ class _Diagnosing:
             all_reduce_s=None if largest is None else seconds("all_reduce"),
         )
 
-    def _simulate_further(self, found: Sequence[_Found]) -> None:
-        """Together, what `_predicted` needs."""
-        known = [self._whole_and_alone(each.hypothesis, each.fit.size) for each in found]
-        steps = [w.steps(quantity) for w, _ in known for quantity in ("step", "exposed")]
-        simulate_calm_steps(chain(*steps, *(alone.steps("step") for _, alone in known)))
+    def _simulate_further(self, likely: Sequence[_FittedHypothesis]) -> None:
+        """Simulate all that `_predicted` needs of these, together."""
+        pairs = [self._whole_and_alone(each.hypothesis, each.fit.size) for each in likely]
+        steps = [whole.steps(quantity) for whole, _ in pairs for quantity in ("step", "exposed")]
+        simulate_calm_steps(chain(*steps, *(alone.steps("step") for _, alone in pairs)))
 
     def _whole_and_alone(self, hypothesis: Hypothesis, size: float) -> tuple[Changed, Changed]:
         """Changes the job on all ranks, and on one."""
@@ -367,19 +372,21 @@ class _Diagnosing:
         )
         return whole, alone
 
-    def _check(self, found: Mapping[str, _Found], causes: Sequence[Cause]) -> CheckToRun | None:
+    def _check(
+        self, fits: Mapping[str, _FittedHypothesis], causes: Sequence[Cause]
+    ) -> CheckToRun | None:
         if causes[0].probability >= _SURE:
             return None
         suspects = [
-            Suspect(found[each.key].hypothesis, each.probability, each.predicts)
+            Suspect(fits[each.key].hypothesis, each.probability, each.predicts)
             for each in causes
-            if each.predicts and each.key in found
+            if each.predicts and each.key in fits
         ]
-        known: set[str] = {each.quantity for each in self.measured}
-        known |= {_TOLD_BY.get(fact.name, "nccl_log") for fact in self.facts}
-        return cheapest(self.case, suspects, known)
+        measured: set[str] = {each.quantity for each in self.measured}
+        measured |= {_TOLD_BY.get(fact.name, "nccl_log") for fact in self.facts}
+        return cheapest(self.case, suspects, measured)
 
 
 def _change(hypothesis: Hypothesis, case: Case, size: float) -> Change:
-    """Nothing where it cannot apply: fewer ranks are as they should be."""
+    """The change that a hypothesis makes to a case; none where it cannot apply to its ranks."""
     return hypothesis.change(case, size) if hypothesis.sizes(case) else Change()

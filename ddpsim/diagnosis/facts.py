@@ -38,8 +38,8 @@ def check_is_of(debug: DebugLog, scenario: Scenario) -> None:
     """Raise InputError for the log of another job."""
     cluster = scenario.cluster
     if scenario.ddp.backend != "nccl":
-        told = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
-        raise InputError("nccl_log", f"{debug.name} {told}")
+        reason = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
+        raise InputError("nccl_log", f"{debug.name} {reason}")
     here = cluster.nodes, cluster.gpus_per_node
     if debug.layout is None and debug.ranks not in (None, cluster.world_size):
         raise InputError(
@@ -134,13 +134,13 @@ def measured_in(traces: RankTraces, case: Case, *, with_step: bool) -> list[Meas
 
 def _measured(traces: RankTraces, case: Case, *, with_step: bool) -> Iterator[Measurement]:
     cluster = case.cluster
-    own = (cluster.nodes, cluster.gpus_per_node)
+    layout = (cluster.nodes, cluster.gpus_per_node)
     if with_step:
-        yield Measurement("step", traces.step_s, *own)
-    yield Measurement("data_wait", traces.data_wait_s, *own)
+        yield Measurement("step", traces.step_s, *layout)
+    yield Measurement("data_wait", traces.data_wait_s, *layout)
     is_usual = len(traces.traces) > 1 or not _takes_longer(traces, case)  # one that waits
     if cluster.world_size > 1 and is_usual:
-        yield Measurement("exposed", traces.exposed_s, *own)
+        yield Measurement("exposed", traces.exposed_s, *layout)
     by_size: dict[int, list[float]] = {}
     for size, seconds in traces.all_reduces:
         by_size.setdefault(size, []).append(seconds)
@@ -148,7 +148,7 @@ def _measured(traces: RankTraces, case: Case, *, with_step: bool) -> Iterator[Me
     tells_links = traces.on_gpu or traces.straggler is None
     sizes = [size for size in by_size if tells_links and size > _LEAST_SIZE * max(by_size)]
     for size in sorted(sizes)[-_MOST_SIZES:]:
-        yield Measurement("all_reduce", median(by_size[size]), *own, size_bytes=size)
+        yield Measurement("all_reduce", median(by_size[size]), *layout, size_bytes=size)
 
 
 def _reducing(traces: RankTraces, case: Case) -> Iterator[Fact]:

@@ -15,17 +15,17 @@ from ddpsim.result.diagnosis import HEALTHY
 UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 
 
-def asked(case: Case) -> list[Hypothesis]:
+def hypotheses_of(case: Case) -> list[Hypothesis]:
     """Lists the hypotheses that can apply to a case."""
     return [each for each in HYPOTHESES if each.sizes(case)]
 
 
 def explained(name: str) -> list[str]:
-    """What a cause of this name is, and how to mend it; nothing where there is none."""
+    """Describe the cause of this name and its fix, in one line; no line where there is none."""
     key = name.strip().lower().replace(" ", "_").replace("-", "_")
-    told = "{}: a cause that `diagnose` names. {}. Fix: {}"
+    template = "{}: a cause that `diagnose` names. {}. Fix: {}"
     return [
-        told.format(cause.key, cause.text.replace("{size}", "..."), cause.remedy)
+        template.format(cause.key, cause.text.replace("{size}", "..."), cause.remedy)
         for cause in HYPOTHESES
         if cause.key == key
     ]

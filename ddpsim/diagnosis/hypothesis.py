@@ -26,8 +26,8 @@ class Hypothesis:
 
     `sizes`: how large it may be in a case, the mildest first, none where it cannot apply; a
     `graded` one may have any size between two of them. By logarithm all are equally likely, or less
-    by the power `falls` of the distance to the mildest. `said`: a size in words, for `{size}` in
-    `text`. `signs`: what a check shows, by the check's key; usual signs are left out. `shows`:
+    by the power `falls` of the distance to the mildest. `size_in_words` writes a size, for `{size}`
+    in `text`. `signs`: what a check shows, by the check's key; usual signs are left out. `shows`:
     what NCCL's log or traces show otherwise than expected, by a `FactName`.
     """
 
@@ -37,7 +37,7 @@ class Hypothesis:
     remedy: str
     sizes: Callable[[Case], Sequence[float]]
     change: Callable[[Case, float], Change]
-    said: Callable[[float], str] = str
+    size_in_words: Callable[[float], str] = str
     graded: bool = True
     falls: float = 0.0
     signs: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Hypothesis:
 
     def in_words(self, size: float) -> str:
         """The cause with its size."""
-        return self.text.format(size=self.said(size))
+        return self.text.format(size=self.size_in_words(size))
 
 
 def set_to(*settings: str) -> Callable[[Case, float], Change]:

@@ -29,28 +29,28 @@ def measurements_in(cluster: Cluster, texts: Mapping[str, str | None]) -> list[M
     `measured` are steps; the others have the name of a `Measurement`'s quantity. Raises InputError,
     with the name of the text as its key.
     """
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for name, text in texts.items():
         if text is None:
             continue
         try:
-            found += _READERS[name](text, cluster)
+            measurements += _READERS[name](text, cluster)
         except ValueError as error:
             raise InputError(name, str(error)) from None
-    _check_waits(found, cluster)
-    return found
+    _check_waits(measurements, cluster)
+    return measurements
 
 
-def _check_waits(found: Sequence[Measurement], cluster: Cluster) -> None:
+def _check_waits(measurements: Sequence[Measurement], cluster: Cluster) -> None:
     """Raise InputError for a wait that is longer than the step that holds it."""
-    own = [each for each in found if each.setting == (*_own_layout(cluster), None, None)]
-    step_s = next((each.seconds for each in own if each.quantity == "step"), None)
+    here = [each for each in measurements if each.setting == (*_own_layout(cluster), None, None)]
+    step_s = next((each.seconds for each in here if each.quantity == "step"), None)
     advice = {
         "exposed": (1.0, "give what one step waits"),
         "data_wait": (1.0, "give what one step waits"),
         "without_sync": (_LONGER_ALONE, "a step that sends nothing takes less; give both anew"),
     }
-    for each in own:
+    for each in here:
         times, what_to_do = advice.get(each.quantity, (0.0, ""))
         if times and step_s and each.seconds > times * step_s:
             raise InputError(
@@ -69,7 +69,7 @@ def _steps(text: str, cluster: Cluster) -> list[Measurement]:
 
     A number of GPUs is filled node by node; a time alone is of the scenario's own ranks.
     """
-    found: dict[tuple[int | None, ...], Measurement] = {}
+    by_setting: dict[tuple[int | None, ...], Measurement] = {}
     for label, seconds in _entries(text, _STEPS):
         at = {name.lower(): int(count) for name, count in _AT.findall(label or "")}
         if 0 in at.values():
@@ -77,38 +77,40 @@ def _steps(text: str, cluster: Cluster) -> list[Measurement]:
         ranks = " ".join(_AT.sub("", label or "").split())
         layout = _layout(ranks, cluster) if ranks else _own_layout(cluster)
         step = Measurement("step", seconds, *layout, **at)
-        if step.setting in found:
+        if step.setting in by_setting:
             raise ValueError(f"{shown(text)} has two times for {layout[0]} x {layout[1]}; keep one")
-        found[step.setting] = step
-    return list(found.values())
+        by_setting[step.setting] = step
+    return list(by_setting.values())
 
 
 def _all_reduces(text: str, cluster: Cluster) -> list[Measurement]:
     """All-reduces on the scenario's own ranks in `"25 MiB: 3 ms, 64 MiB: 8 ms"`."""
     if cluster.world_size == 1:
         raise ValueError("one rank has no all-reduce; leave it out")
-    found: dict[int, Measurement] = {}
+    by_size: dict[int, Measurement] = {}
     for label, seconds in _entries(text, _SIZES):
         if label is None:
             raise ValueError(f"{shown(text)} lacks the size of the all-reduce; {_SIZES}")
         size = round(parse_bytes(label))
         if size < 4:
             raise ValueError(f"{shown(label)} is too small; {_SIZES}")
-        if size in found:
+        if size in by_size:
             raise ValueError(f"{shown(text)} has two times for {label}; keep one")
-        found[size] = Measurement(
+        by_size[size] = Measurement(
             "all_reduce", seconds, cluster.nodes, cluster.gpus_per_node, size_bytes=size
         )
-    return list(found.values())
+    return list(by_size.values())
 
 
 def _data_waits(text: str, cluster: Cluster) -> list[Measurement]:
     """A time, or `synthetic`: data that is made on the device, for which nothing waits."""
     is_made = text.strip().lower() == "synthetic"
-    return _own("data_wait", may_be_none=True)("0 s" if is_made else text, cluster)
+    return _time_reader("data_wait", may_be_none=True)("0 s" if is_made else text, cluster)
 
 
-def _own(quantity: Quantity, *, may_be_none: bool) -> Callable[[str, Cluster], list[Measurement]]:
+def _time_reader(
+    quantity: Quantity, *, may_be_none: bool
+) -> Callable[[str, Cluster], list[Measurement]]:
     """A reader of one time on the scenario's own ranks; that of a wait may be 0."""
 
     def read(text: str, cluster: Cluster) -> list[Measurement]:
@@ -165,8 +167,8 @@ def _filled(count: int, cluster: Cluster) -> tuple[int, int]:
 
 _READERS: dict[str, Callable[[str, Cluster], list[Measurement]]] = {
     "measured": _steps,
-    "without_sync": _own("without_sync", may_be_none=False),
-    "exposed": _own("exposed", may_be_none=True),
+    "without_sync": _time_reader("without_sync", may_be_none=False),
+    "exposed": _time_reader("exposed", may_be_none=True),
     "data_wait": _data_waits,
     "all_reduce": _all_reduces,
 }

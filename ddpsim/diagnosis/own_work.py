@@ -24,26 +24,26 @@ def _is_gpu(case: Case) -> bool:
 
 
 def _slow_ranks(case: Case) -> Sequence[float]:
-    """How many times as long one rank computes, of those that otherwise are alike."""
-    known = case.cluster.stragglers
-    drawn = known is not None and known.factors is None
+    """How many times as long one rank computes; none where each rank draws its own speed."""
+    stragglers = case.cluster.stragglers
+    drawn = stragglers is not None and stragglers.factors is None
     return (1.1, 1.5, 2.5, 8.0) if case.whole and case.cluster.world_size > 1 and not drawn else ()
 
 
 def _slow_rank(case: Case, times: float) -> Change:
-    """The last one; jobs on fewer GPUs are without it."""
+    """Slow the last rank, which jobs on fewer GPUs do not have."""
     last = case.cluster.world_size - 1
-    known = (case.cluster.stragglers and case.cluster.stragglers.factors) or {}
-    factor = min(1000.0, times * known.get(last, 1.0))
+    factors = (case.cluster.stragglers and case.cluster.stragglers.factors) or {}
+    factor = min(1000.0, times * factors.get(last, 1.0))
     return Change((f"cluster.stragglers.factors.{last}={factor:.4g}",))
 
 
 def _precisions(case: Case) -> Sequence[float]:
-    """The others that the device has, by number from 1, where compute is estimated."""
+    """The device's other precisions, by number from 1, where compute is estimated."""
     if not case.is_estimated:
         return ()
-    stated, known = case.scenario.workload.precision, case.cluster.device.peak_flops_per_s
-    others = [name for name in _PRECISIONS if name != stated and name.split("-")[-1] in known]
+    stated, rates = case.scenario.workload.precision, case.cluster.device.peak_flops_per_s
+    others = [name for name in _PRECISIONS if name != stated and name.split("-")[-1] in rates]
     return [1.0 + _PRECISIONS.index(name) for name in others]
 
 
@@ -73,10 +73,10 @@ def _late_batches(case: Case) -> Sequence[float]:
 
 def _slow_loader(case: Case, rate: float) -> Change:
     """A loader of that rate on each rank."""
-    said = f"{rate:.6g} samples/s"
+    rate_text = f"{rate:.6g} samples/s"
     if case.scenario.workload.data:
-        return Change((f"workload.data.rate={said}",))
-    return Change((f"workload.data={{rate: {said}, workers: {_WORKERS}}}",))
+        return Change((f"workload.data.rate={rate_text}",))
+    return Change((f"workload.data={{rate: {rate_text}, workers: {_WORKERS}}}",))
 
 
 COMPUTE = (

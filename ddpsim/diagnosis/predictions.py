@@ -167,8 +167,8 @@ def _with_equal_ranks(case: Case, change: Change) -> Job:
     if not case.changed(change).scenario.cluster.stragglers:
         return case.changed(change)
     kept = [each for each in change.settings if not each.startswith("cluster.stragglers")]
-    own = ["cluster.stragglers=null"] if case.cluster.stragglers else []
-    return case.changed(Change((*kept, *own)))
+    reset = ["cluster.stragglers=null"] if case.cluster.stragglers else []
+    return case.changed(Change((*kept, *reset)))
 
 
 class Predictor:
@@ -181,8 +181,8 @@ class Predictor:
     def __init__(self, cases: Sequence[Case], measured: Sequence[Measurement], pace: float) -> None:
         self._cases, self._measurements, self._pace = cases, measured, pace
         self._layouts = list(dict.fromkeys((each.nodes, each.gpus_per_node) for each in measured))
-        own = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
-        self.measured: Array = np.array(own)
+        logs = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
+        self.measured: Array = np.array(logs)
 
     def simulate(
         self,
@@ -191,23 +191,24 @@ class Predictor:
         *,
         stretched: bool = False,
     ) -> None:
-        """Together, what `values` of all these changes needs; `stretched`: and what `effects` does.
+        """Simulate together what `values` needs of all these changes.
 
-        Those that do not fit are left out. `advance` hears what share of the work has ended.
+        `stretched`: also what `effects` needs. Changes that do not fit are left out. `advance` is
+        called with the share of the work that has ended.
         """
-        asked = (
+        steps = (
             step
             for changes in many
             for changed, each in self._changed(changes)
             for varied in ([changed, *_varied(changed).values()] if stretched else [changed])
             for step in varied.steps(each.quantity)
         )
-        simulate_calm_steps(asked, advance)
+        simulate_calm_steps(steps, advance)
 
     def _changed(self, changes: Sequence[Change]) -> Iterator[tuple[Changed, Measurement]]:
         with suppress(ScenarioError):
-            known = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
-            yield from zip(known, self._measurements, strict=True)
+            changed = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
+            yield from zip(changed, self._measurements, strict=True)
 
     def values(self, changes: Sequence[Change]) -> Array:
         """Predicts under a change of each case; raises ScenarioError where one does not fit."""
@@ -259,25 +260,24 @@ def _varied(changed: Changed) -> dict[str, Changed]:
     cluster = changed.job.scenario.cluster
     is_of_host = cluster.nodes == 1 and inside(cluster)[1] is not None
     most = {"network": _OF_HOST} if is_of_host else {}
-    known = uncertainties(changed.job)
-    sigmas = {k: min(known[k].sigma, most.get(k, inf)) for k in _MOVED if k in known}
+    inputs = uncertainties(changed.job)
+    sigmas = {k: min(inputs[k].sigma, most.get(k, inf)) for k in _MOVED if k in inputs}
     return {k: changed.stretched(k, exp(sigma)) for k, sigma in sigmas.items() if sigma > _SMALL}
 
 
 def simulate_calm_steps(
-    asked: Iterable[CalmStep], advance: Callable[[float], None] = lambda _: None
+    calm_steps: Iterable[CalmStep], advance: Callable[[float], None] = lambda _: None
 ) -> None:
-    """Have each job know its step with the factors, in seconds: as `Job.step_s` gives it.
+    """Simulate steps together, and keep each in its job, where `Job.step_s` finds it.
 
-    `advance` hears what share of the work has ended.
-
-    Left out are those of ranks that differ for good, which `Job.step_s` has a shortcut for, and all
-    of them where one cannot be simulated: who asks for that one hears why.
+    `advance` is called with the share of the work that has ended. Steps of ranks that always differ
+    are left out, as `Job.step_s` has a shortcut for them. If one step cannot be simulated, none is:
+    `Job.step_s` of that one says why.
     """
     from ddpsim.engine.batch import run_many  # noqa: PLC0415 -- numpy is slow to import
 
     try:
-        unknown = _unknown(asked)
+        unknown = _unknown(calm_steps)
         requests = [request for _, _, request in unknown]
         steps = run_many(requests, lambda ended: advance(ended / max(1, len(requests))))
     except DdpsimError:
@@ -288,16 +288,16 @@ def simulate_calm_steps(
 
 
 def _unknown(
-    asked: Iterable[CalmStep],
+    calm_steps: Iterable[CalmStep],
 ) -> list[tuple[Job, Stretching, Request]]:
-    """Each once, and not those that a job knows."""
-    wanted = {(id(job), stretching(factors)): job for job, factors in asked}
-    found = [
+    """The requests of the steps that their job does not know yet, each once."""
+    wanted = {(id(job), stretching(factors)): job for job, factors in calm_steps}
+    pending = [
         (job, factors, job.calm_request(**dict(factors)))
         for (_, factors), job in wanted.items()
         if factors not in job.known_steps_s
     ]
-    return [each for each in found if each[2].sums is None]
+    return [each for each in pending if each[2].sums is None]
 
 
 def noise_of(quantity: Quantity, backend: str) -> float:

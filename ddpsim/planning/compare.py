@@ -101,7 +101,7 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
 def _tell(told: Stage, title: str, side: _Side | DdpsimError) -> None:
     """One more is simulated, a half of what is asked of it; nothing else is if it cannot be."""
     if isinstance(side, _Side):
-        told.known.append(f"{title}: {format_duration(side.brief.iteration_time_s.mean)} a step")
+        told.findings.append(f"{title}: {format_duration(side.brief.iteration_time_s.mean)} a step")
     told.advance(0.5 if isinstance(side, _Side) else 1.0)
 
 

@@ -48,11 +48,11 @@ def explain_step(document: Document) -> Explanation:
     scenario = parse(document)
     with stage("parts of the explanation", 3) as told:
         result = simulate(scenario)
-        told.known = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
+        told.findings = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
         told.advance()
         job = resolve(scenario)
         sensitive = tuple(sensitivities(job))
-        told.known += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
+        told.findings += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
         told.advance()
         helps = _helps(document, result)
         told.advance()

@@ -269,7 +269,10 @@ class _Search:
         if fitting:
             first = min(fitting, key=lambda choice: choice.sample_s)
             step = format_duration(first.brief.iteration_time_s.mean)
-            told.known = [f"best so far: {step} a step with", *(first.settings or ("no change",))]
+            told.findings = [
+                f"best so far: {step} a step with",
+                *(first.settings or ("no change",)),
+            ]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None

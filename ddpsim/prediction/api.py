@@ -141,10 +141,10 @@ def simulate_and_observe(
             told.say(needs)
         simulated, timeline = _observed(job, ranks, engine)
         mean_s = mean_step_s(simulated.timeline)
-        told.known = [f"the step takes {format_duration(mean_s)}"]
+        told.findings = [f"the step takes {format_duration(mean_s)}"]
         told.advance()
         result = _predicted(job, simulated, engine)
-        told.known = [f"{told.known[0]}, {edges_in_words(result.prediction_interval_s)}"]
+        told.findings = [f"{told.findings[0]}, {edges_in_words(result.prediction_interval_s)}"]
         told.advance()
         result = replace(result, next_steps=next_steps(job, result))
         told.advance()

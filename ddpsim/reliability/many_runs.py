@@ -121,10 +121,10 @@ class _State:
             self.at_s += done_s
             self.time_s += until_s
             self._add("slow_steps", until_s - done_s)
-            ended, hit, due, found, back = (running & (until_s >= cause) for cause in causes)
+            ended, hit, due, detected, back = (running & (until_s >= cause) for cause in causes)
             struck |= hit & ~ended
             self.gap_s -= until_s
-            self._planned(running & ~ended & ~struck, due, found, back)
+            self._planned(running & ~ended & ~struck, due, detected, back)
         if (tired := ~ended & (self.event > _MOST_EVENTS)).any():
             self._extrapolate(np.flatnonzero(tired))
             ended, struck = ended | tired, struck & ~tired
@@ -240,12 +240,12 @@ class _State:
         self.next_back_s[counted] = np.where(missing > 0, first_s, np.inf)
         self.rate[counted] -= missing / self.of.nodes[counted]
 
-    def _planned(self, stopped: _Mask, due: _Mask, found: _Mask, back: _Mask) -> None:
-        """Maintenance, a straggler that was found, or a node that is back: nothing is lost."""
+    def _planned(self, stopped: _Mask, due: _Mask, detected: _Mask, back: _Mask) -> None:
+        """Stop for maintenance, a detected straggler or a node that is back: no step is lost."""
         due &= stopped
-        found &= stopped & ~due
-        back &= stopped & ~due & ~found
-        rows = np.flatnonzero(due | found | back)
+        detected &= stopped & ~due
+        back &= stopped & ~due & ~detected
+        rows = np.flatnonzero(due | detected | back)
         if not len(rows):
             return
         self._save(rows)
@@ -254,7 +254,7 @@ class _State:
         self.time_s[for_maintenance] += takes_s
         self._add("maintenance", takes_s, for_maintenance)
         self.due_s[for_maintenance] += self.of.maintenance_every_s[for_maintenance]
-        self._wait_for(np.flatnonzero(found), notices=False)
+        self._wait_for(np.flatnonzero(detected), notices=False)
         self._begin(rows)
 
     def _extrapolate(self, rows: NDArray[np.int64]) -> None:

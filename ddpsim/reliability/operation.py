@@ -125,11 +125,11 @@ class Operation:
         if not stops_per_s:
             return
         mtbf_s, restart_s = 1 / stops_per_s, self.restart_s
-        told = f"the job is stopped every {format_long_duration(mtbf_s)}"
+        stops = f"the job is stopped every {format_long_duration(mtbf_s)}"
         if restart_s >= mtbf_s:
             raise InputError(
                 "mtbf",
-                f"{told}, and a restart takes {format_long_duration(restart_s)} (processes and "
+                f"{stops}, and a restart takes {format_long_duration(restart_s)} (processes and "
                 f"checkpoint): it makes no progress; it needs an MTBF {2 * restart_s / mtbf_s:.3g} "
                 f"times as long, or a restart of {format_long_duration(mtbf_s / 2)}",
             )

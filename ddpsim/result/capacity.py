@@ -189,8 +189,8 @@ def knee(throughputs: Mapping[int, float]) -> int | None:
 
     `throughputs` are by number of GPUs; None where every doubling gives more.
     """
-    found = marginal_efficiencies(throughputs)
-    late = [gpus for gpus, efficiency in found.items() if efficiency < KNEE_EFFICIENCY]
+    efficiencies = marginal_efficiencies(throughputs)
+    late = [gpus for gpus, efficiency in efficiencies.items() if efficiency < KNEE_EFFICIENCY]
     return min(late) // 2 if late else None
 
 

@@ -76,14 +76,14 @@ class Comparison(Tabled):
         """
         same = (one for one in self.changes if one.fits and not one.problem)
         likely = [one for one in same if one.note in ("", BUFFERS_DIFFER)]
-        found = min(likely, key=lambda change: change.change_s, default=None)
-        return None if found and self.fits and found.change_s >= 0 else found
+        best = min(likely, key=lambda change: change.change_s, default=None)
+        return None if best and self.fits and best.change_s >= 0 else best
 
     def __repr__(self) -> str:
-        known = [change for change in self.changes if not change.problem]
-        best = min(known, key=lambda change: change.change, default=None)
-        said = f", {best.title} {best.change:+.1%}" if best else ""
-        return f"<Comparison of {self.name}: {counted(len(self.changes), 'change')}{said}>"
+        possible = [change for change in self.changes if not change.problem]
+        best = min(possible, key=lambda change: change.change, default=None)
+        best_in_words = f", {best.title} {best.change:+.1%}" if best else ""
+        return f"<Comparison of {self.name}: {counted(len(self.changes), 'change')}{best_in_words}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Gives JSON's types (schema `ddpsim.comparison/1`)."""
@@ -162,8 +162,8 @@ class Tuning(Drawn):
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        said = f"{self.pick.title}, {self.pick.change:+.1%}" if self.pick.settings else "as it is"
-        return f"<Tuning of {self.name}: {said}>"
+        pick = f"{self.pick.title}, {self.pick.change:+.1%}" if self.pick.settings else "as it is"
+        return f"<Tuning of {self.name}: {pick}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Gives JSON's types (schema `ddpsim.tuning/1`)."""

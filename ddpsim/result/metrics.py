@@ -352,22 +352,23 @@ class Wait(NamedTuple):
 
 
 def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> Wait:
-    """What a step waits for longest.
+    """The collective that a step waits for longest.
 
     `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
     """
     buckets = [span for span in step.comm if is_reduced(span, reduced)]
     others = [span for span in step.comm if not is_reduced(span, reduced)]
     are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
-    waited, said = buckets, _late(step, buckets, reduced) if are_late else ""
-    if not are_late:
+    if are_late:
+        waited, words = buckets, _late(step, buckets, reduced)
+    else:
         kinds: dict[str, list[CommSpan]] = {}
         for span in others:
             kinds.setdefault(_purpose(span, broadcast), []).append(span)
-        said = max(kinds, key=lambda kind: step.exposed_ns(kinds[kind]))
-        waited, said = kinds[said], f"mostly {said}"
+        purpose = max(kinds, key=lambda kind: step.exposed_ns(kinds[kind]))
+        waited, words = kinds[purpose], f"mostly {purpose}"
     longest = max(waited, key=lambda collective: step.exposed_ns([collective]))
-    return Wait(longest, said, step.exposed_ns(waited) / max(1, step.exposed_ns(step.comm)))
+    return Wait(longest, words, step.exposed_ns(waited) / max(1, step.exposed_ns(step.comm)))
 
 
 def _purpose(span: CommSpan, broadcast: str) -> str:
@@ -384,9 +385,9 @@ def _purpose(span: CommSpan, broadcast: str) -> str:
         "broadcast": f"{broadcast} before the forward",
         "all_gather": "all-gathers of parameters",
     }
-    for cause, said in causes.items():
+    for cause, purpose in causes.items():
         if span.cause.startswith(cause):
-            return said
+            return purpose
     unused = "the all-reduce that tells which parameters are unused"
     return operations.get(span.operation, unused)
 

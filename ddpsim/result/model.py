@@ -223,12 +223,12 @@ class Memory:
     @property
     def total(self) -> int:
         """The sum of all known parts."""
-        known = (self.parameters, self.gradients, self.buckets, self.optimizer, self.buffers)
-        return sum(known) + (self.activations or 0)
+        parts = (self.parameters, self.gradients, self.buckets, self.optimizer, self.buffers)
+        return sum(parts) + (self.activations or 0)
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much."""
+        """Whether the device has that much memory."""
         return self.total <= self.device
 
 

@@ -97,14 +97,14 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
 def _parsed(text: str) -> Requirement:
     if text == "fits":
         return Requirement(text)
-    found = _CONDITION.fullmatch(text)
-    figure = _FIGURES.get(found["name"]) if found else None
-    if not found or not figure:
+    condition = _CONDITION.fullmatch(text)
+    figure = _FIGURES.get(condition["name"]) if condition else None
+    if not condition or not figure:
         raise ValueError(f"{text!r} is no condition; {_WANTED}")
-    limit = found["limit"].strip()
-    if found["name"] == "exposed" and not limit.endswith("%"):
+    limit = condition["limit"].strip()
+    if condition["name"] == "exposed" and not limit.endswith("%"):
         figure = _EXPOSED_TIME
     try:
-        return Requirement(text, figure, found["sign"], figure.read(limit))
+        return Requirement(text, figure, condition["sign"], figure.read(limit))
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None

@@ -133,14 +133,14 @@ class LeftOut:
 class Storyboard:
     """Everything that a page shows.
 
-    `choices[own]` is the scenario itself; `scaling` holds its results by number of nodes.
+    `choices[current]` is the scenario itself; `scaling` holds its results by number of nodes.
     `month`: 30 days of its steps with the failures that it states.
     """
 
     dial: Dial
     result: Result
     choices: tuple[CapChoice, ...]
-    own: int
+    current: int
     scaling: tuple[Result, ...]
     sensitivity: tuple[Sensitivity, ...]
     left_out: tuple[LeftOut, ...]
@@ -171,8 +171,12 @@ def drawn_step(timeline: Timeline, ranks: Iterable[int], ring_of: RingOf) -> Dra
         typical.length_ns,
         typical.backward_start_ns - typical.start_ns,
         tuple(
-            replace(drawn, ranks=tuple(sorted(found)), is_slowest=timeline.slowest_rank in found)
-            for drawn, found in alike.items()
+            replace(
+                drawn,
+                ranks=tuple(sorted(same_ranks)),
+                is_slowest=timeline.slowest_rank in same_ranks,
+            )
+            for drawn, same_ranks in alike.items()
         ),
     )
 

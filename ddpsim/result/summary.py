@@ -138,8 +138,8 @@ def spread_of_means(timeline: Timeline, steps: int) -> tuple[float, float]:
     return percentile(means_s, 10), percentile(means_s, 90)
 
 
-def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
-    """Build the result of a simulation; `known`: its figures that no timeline tells."""
+def summarise(timeline: Timeline, context: Context, **figures: Any) -> Result:
+    """Build the result of a simulation; `figures`: those of it that no timeline holds."""
     slowest = timeline.slowest_rank
     warmup, steady = _steps(timeline)
     most = max(len(step.comm) for step in steady)  # some strategies send nothing in others
@@ -152,7 +152,7 @@ def summarise(timeline: Timeline, context: Context, **known: Any) -> Result:
     shown_warmup = warmup if context.knows_warmup else []
     return Result(
         **{field.name: getattr(brief, field.name) for field in fields(Brief)},
-        **known,
+        **figures,
         prediction_interval_s=None,
         breakdown_s=breakdown.seconds(len(steady)),
         skew_s=_mean(sum(step.skew_ns() for step in steady), steady),
@@ -317,6 +317,6 @@ def _exposed(steps: list[Step], context: Context) -> str:
         of_gradients = is_reduced(collective, context.reduced)
         kinds.setdefault(context.reduced if of_gradients else collective.cause, []).append(step)
     longest = max(kinds.values(), key=lambda those: sum(s.exposed_ns(s.comm) for s in those))
-    found = longest_wait(typical_step(longest), context.broadcast, context.reduced)
-    share = f"{found.share:.0%} of " if found.share < _NEARLY_ALL else ""
-    return f"{context.network(found.longest)}: {found.words}, {share}"
+    wait = longest_wait(typical_step(longest), context.broadcast, context.reduced)
+    share = f"{wait.share:.0%} of " if wait.share < _NEARLY_ALL else ""
+    return f"{context.network(wait.longest)}: {wait.words}, {share}"

@@ -116,18 +116,22 @@ class Sweep(Tabled):
     @property
     def set_aside(self) -> dict[str, tuple[str, ...]]:
         """By strategy, the settings that take back options which it has not."""
-        found: dict[str, tuple[str, ...]] = {}
+        by_strategy: dict[str, tuple[str, ...]] = {}
         for point in self.points:
             if point.set_aside:
                 strategy = dict(point.settings)["ddp.strategy"]
-                found[strategy] = tuple(dict.fromkeys((*found.get(strategy, ()), *point.set_aside)))
-        return found
+                by_strategy[strategy] = tuple(
+                    dict.fromkeys((*by_strategy.get(strategy, ()), *point.set_aside))
+                )
+        return by_strategy
 
     @property
     def keeps_own(self) -> bool:
         """Whether the scenario's own values are `within` of the best, or better than it."""
-        best, own = self.best, self.own
-        return best is not None and own.usable is not None and self._loss(own, best) <= self.within
+        best = self.best
+        if best is None or self.own.usable is None:
+            return False
+        return self._loss(self.own, best) <= self.within
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -139,38 +143,39 @@ class Sweep(Tabled):
         ranked = sorted(
             usable, key=lambda point: (-self._value(point, first), -self._value(point, second))
         )
-        found: list[Point] = []
+        front: list[Point] = []
         for point in ranked:
-            if not found or self._value(point, second) > self._value(found[-1], second):
-                found.append(point)
-        return tuple(found)
+            if not front or self._value(point, second) > self._value(front[-1], second):
+                front.append(point)
+        return tuple(front)
 
     def flat_regions(self) -> tuple[FlatRegion, ...]:
         """One an axis of several values, around the best point."""
         best = self.best
         if best is None:
             return ()
-        known = {point.settings: point for point in self.points}
+        points = {point.settings: point for point in self.points}
         return tuple(
-            self._flat(best, known, keys, values) for keys, values in self.axes if len(values) > 1
+            self._flat(best, points, keys, values) for keys, values in self.axes if len(values) > 1
         )
 
     def _flat(
         self,
         best: Point,
-        known: dict[tuple[Setting, ...], Point],
+        points: dict[tuple[Setting, ...], Point],
         keys: tuple[str, ...],
         values: tuple[tuple[str, ...], ...],
     ) -> FlatRegion:
         def is_flat(value: tuple[str, ...]) -> bool:
             moved = dict(zip(keys, value, strict=True))
-            point = known[tuple(Setting(k, moved.get(k, v)) for k, v in best.settings)]
+            point = points[tuple(Setting(k, moved.get(k, v)) for k, v in best.settings)]
             return point.usable is not None and self._loss(point, best) <= self.within
 
         chosen = tuple(setting.value for setting in best.settings if setting.key in keys)
         region = tuple(value for value in values if is_flat(value))
-        own = tuple(setting.value for setting in self.own.settings if setting.key in keys)
-        return FlatRegion(keys, region, own if own in region or self.keeps_own else chosen)
+        stated = tuple(setting.value for setting in self.own.settings if setting.key in keys)
+        keep = stated if stated in region or self.keeps_own else chosen
+        return FlatRegion(keys, region, keep)
 
     def _loss(self, point: Point, best: Point) -> float:
         """How much worse a point is than the best, as a share of the best."""

@@ -73,7 +73,7 @@ def test_what_is_no_terminal_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_ctrl_c_tells_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         with waiting("no plan is chosen"), stage("world sizes", 4) as told:
-            told.known += ["8 GPUs: 40 ms a step"]
+            told.findings += ["8 GPUs: 40 ms a step"]
             told.advance()
             raise KeyboardInterrupt
 
@@ -142,4 +142,4 @@ def test_questions_tell_how_far_they_have_come(
         ask()
     assert told.what == what
     assert told.ended == pytest.approx(told.total)
-    assert any(says in line for line in told.known)
+    assert any(says in line for line in told.findings)

@@ -13,7 +13,7 @@ from shipped_scenarios import ROOT, load, predict
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
-from ddpsim.diagnosis.hypotheses import HYPOTHESES, asked
+from ddpsim.diagnosis.hypotheses import HYPOTHESES, hypotheses_of
 from ddpsim.diagnosis.predictions import Seen, fit, log_likelihood, posterior
 from ddpsim.errors import InputError
 from ddpsim.prediction.resolve import resolve
@@ -184,7 +184,7 @@ def test_more_measurements_narrow_it() -> None:
 
 
 def keys(case: ddpsim.Scenario) -> set[str]:
-    return {hypothesis.key for hypothesis in asked(Case.of(case))}
+    return {hypothesis.key for hypothesis in hypotheses_of(Case.of(case))}
 
 
 def test_only_what_can_apply_is_asked() -> None:

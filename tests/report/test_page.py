@@ -138,7 +138,7 @@ def test_warnings_of_other_choices_are_told(gloo: Storyboard) -> None:
 
 def test_the_scenarios_own_cap_has_a_place(noisy: Storyboard) -> None:
     assert [choice.cap for choice in noisy.choices][:3] == ["default", "[2,7]", "1"]
-    assert noisy.own == 1
+    assert noisy.current == 1
     assert noisy.choices[1].result == noisy.result
 
 

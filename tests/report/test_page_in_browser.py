@@ -53,7 +53,7 @@ def test_it_opens_without_a_complaint(browser: Browser, written: Path) -> None:
 def test_the_slider_moves_the_timeline(browser: Browser, written: Path, board: Storyboard) -> None:
     browser.open(written)
     end = "document.getElementById('drawing-timeline').layout.xaxis.range[1]"
-    own_ms = board.choices[board.own].step.length_ns / 1e6
+    own_ms = board.choices[board.current].step.length_ns / 1e6
     seen = [browser.evaluate(BARS)]
     assert browser.evaluate(end) < 1.1 * own_ms  # nothing of the axis is empty
     browser.evaluate("document.getElementById('cap').focus()")
@@ -145,7 +145,9 @@ def test_ring_steps_are_seen_on_zoom(browser: Browser, noisy: Storyboard, tmp_pa
     rows = "document.getElementById('drawing-timeline').layout.yaxis.ticktext"
     assert browser.evaluate(rows) == ["rank 3, slowest<br>compute", "comm", "ring"]
     words = f"{DRAWN}.flatMap(t => t.hovertext).filter(t => t.includes(': ring step '))"
-    buckets = [c for c in noisy.choices[noisy.own].step.ranks[0].collectives if c.span.bucket >= 0]
+    buckets = [
+        c for c in noisy.choices[noisy.current].step.ranks[0].collectives if c.span.bucket >= 0
+    ]
     assert len(browser.evaluate(words)) == 14 * len(buckets)
     at = buckets[len(buckets) // 2].span
     view = json.dumps({"xaxis.range": [at.joined_ns / 1e6, at.end_ns / 1e6]})

@@ -42,7 +42,7 @@ def test_memory_over_the_step_has_the_results_peak(board: Storyboard) -> None:
     assert max(whole) * 2**30 == pytest.approx(most)
     times_ms = areas[0]["x"]
     assert times_ms == sorted(times_ms)
-    assert times_ms[-1] == board.choices[board.own].step.length_ns / 1e6
+    assert times_ms[-1] == board.choices[board.current].step.length_ns / 1e6
     kept = board.choices[-1].held  # not freed after the forward
     assert max(held.parameters for _, held in kept) >= peak.parameters
 
@@ -71,7 +71,7 @@ def test_other_shards_have_a_page(
     own = storyboard(f"scenarios/{name}.yaml", [*SMALLER, "cluster.nodes=1", *settings])
     assert own.dial.key == f"ddp.{key}"
     assert shown in {choice.words for choice in own.choices}
-    assert own.choices[own.own].held[0][0] == 0
+    assert own.choices[own.current].held[0][0] == 0
     found = Page(page(own))
     areas = found.data["figures"]["memory"]["data"]
     assert max(areas[1]["y"]) * 2**30 >= own.result.memory_bytes_per_gpu.gradients / 2 > 0

@@ -207,4 +207,4 @@ def test_a_strategy_without_buckets_is_on_a_ladder_of_strategies() -> None:
     strategies = ["per_parameter", "naive", "naive_flat", "ddp"]
     assert [choice.cap for choice in found.choices] == strategies
     assert [choice.result.strategy for choice in found.choices] == strategies
-    assert found.own == 0
+    assert found.current == 0

@@ -49,7 +49,7 @@ class WorldSizes:
         with stage("world sizes", len(sizes)) as told:
             for size in sizes:
                 found = self.simulated(*size)
-                told.known += [_in_words(found)] if found else []
+                told.findings += [_in_words(found)] if found else []
                 told.advance()
         if not self.sizes:
             reasons = "; ".join(out.reason for out in self.left_out.values() if out is not _LOG)

@@ -285,14 +285,14 @@ def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "sweep", _values(board)
     yield "scaling", scaling_figure(board.scaling)
     yield "sensitivity", sensitivity_figure(board.sensitivity)
-    if board.choices[board.own].held:
+    if board.choices[board.current].held:
         yield "memory", _memory(board)
 
 
 def _values(board: Storyboard) -> dict[str, Any]:
     """The parts of the step by bucket size, and its interval."""
     names = [
-        f"{choice.cap}<br>(yours)" if number == board.own else choice.cap
+        f"{choice.cap}<br>(yours)" if number == board.current else choice.cap
         for number, choice in enumerate(board.choices)
     ]
     results = [choice.result for choice in board.choices]
@@ -333,7 +333,7 @@ def _throughput_edges(result: Result) -> tuple[float, float]:
 
 def _memory(board: Storyboard) -> dict[str, Any]:
     """What a rank holds over the drawn step, beside activations, stacked."""
-    choice, memory = board.choices[board.own], board.result.memory_bytes_per_gpu
+    choice, memory = board.choices[board.current], board.result.memory_bytes_per_gpu
     resident = memory.parameters + memory.optimizer + memory.buffers
     times_ms = [ns / 1e6 for ns, _ in choice.held] + [choice.step.length_ns / 1e6]
     held = [held for _, held in choice.held]

@@ -21,7 +21,7 @@ from ddpsim.wording import ranks
 
 def _sections(board: Storyboard) -> list[tuple[str, str]]:
     """Keys and titles of sections, for links."""
-    has_memory = bool(board.choices[board.own].held)
+    has_memory = bool(board.choices[board.current].held)
     return [
         ("timeline", "Timeline"),
         ("buckets", board.dial.sent),
@@ -46,7 +46,7 @@ def page(board: Storyboard) -> str:
         _FILTERS,
         result=result,
         choices=board.choices,
-        own=board.own,
+        own=board.current,
         scaling=board.scaling,
         sensitivity=board.sensitivity,
         left_out=board.left_out,

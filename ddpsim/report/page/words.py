@@ -127,7 +127,7 @@ def sweep_words(board: Storyboard) -> str:
 def memory_words(board: Storyboard) -> str:
     """Says at which point of a step a rank holds most, and what that is."""
     peak = board.result.memory_peak
-    if peak is None and not board.choices[board.own].held:
+    if peak is None and not board.choices[board.current].held:
         return ""
     if peak is None:
         return "Apart from activations a rank holds the same all the time."
