@@ -205,9 +205,11 @@ class Node(NamedTuple):
 
 def encoded(job: str, nodes: Iterable[Node]) -> bytes:
     """A file of a job's nodes."""
-    told = {"job": job, "simulated_by": "ddpsim"}
+    attributes = {"job": job, "simulated_by": "ddpsim"}
     head = _text(1, SCHEMA)
-    head += b"".join(_field(2, _text(1, name) + _text(29, value)) for name, value in told.items())
+    head += b"".join(
+        _field(2, _text(1, name) + _text(29, value)) for name, value in attributes.items()
+    )
     return b"".join(map(_behind_length, (head, *map(_node, nodes))))
 
 
@@ -226,7 +228,7 @@ def _attribute(name: str, value: bool | int) -> bytes:  # noqa: FBT001 -- of a t
 
 
 def _whole(number: int, value: int) -> bytes:
-    """Nothing for 0, which is a missing field's value."""
+    """A field with a whole number; no bytes for 0, which a missing field means."""
     return _tag(number, _VARINT) + _varint(value) if value else b""
 
 
@@ -248,9 +250,9 @@ def _behind_length(content: bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; the highest bit says that more follow."""
-    found = bytearray()
+    octets = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        octets.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    octets.append(value)
+    return bytes(octets)

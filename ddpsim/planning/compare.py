@@ -62,7 +62,7 @@ class Option:
 
 
 def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Comparison:
-    """Each option against a base scenario, in time for as many samples as a step of the base has.
+    """Compare each option with a base scenario, in time for the samples of the base's step.
 
     `baseline` says which scenario the base is, as the options' titles do for theirs.
 
@@ -71,17 +71,17 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     own. Raises ScenarioError if the first cannot be simulated.
     """
     parts, options = Parts(), list(options)
-    with stage("scenarios", len(options) + 1) as told:
+    with stage("scenarios", len(options) + 1) as progress:
         job = resolve(base, parts=parts)
         result = predicted(job)
         first = _Side(job, Brief.of(result))
-        _tell(told, baseline or base.name, first)
+        _report(progress, baseline or base.name, first)
         others = list[_Side | DdpsimError]()
         for each in options:
             others.append(attempted(_Side.of, each.scenario, parts))
-            _tell(told, each.title, others[-1])
+            _report(progress, each.title, others[-1])
         sides = [first, *(side for side in others if isinstance(side, _Side))]
-        steps_s = _steps_s(sides, told)
+        steps_s = _steps_s(sides, progress)
     return Comparison(
         base.name,
         base.cluster.world_size,
@@ -98,11 +98,12 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     )
 
 
-def _tell(told: Stage, title: str, side: _Side | DdpsimError) -> None:
-    """One more is simulated, a half of what is asked of it; nothing else is if it cannot be."""
+def _report(progress: Stage, title: str, side: _Side | DdpsimError) -> None:
+    """Report that a side is simulated: half of its work, or all of it where it cannot be."""
     if isinstance(side, _Side):
-        told.findings.append(f"{title}: {format_duration(side.brief.iteration_time_s.mean)} a step")
-    told.advance(0.5 if isinstance(side, _Side) else 1.0)
+        step = format_duration(side.brief.iteration_time_s.mean)
+        progress.findings.append(f"{title}: {step} a step")
+    progress.advance(0.5 if isinstance(side, _Side) else 1.0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
 
 
 def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
-    """Names what two scenarios differ in that makes them other questions."""
+    """Names the inputs, options aside, in which two scenarios differ."""
     ours, theirs = first.workload, other.workload
     if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"
@@ -173,16 +174,16 @@ def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
         yield "other GPUs"
 
 
-def _steps_s(sides: Sequence[_Side], told: Stage) -> _Steps:
+def _steps_s(sides: Sequence[_Side], progress: Stage) -> _Steps:
     """Every side's step without noise, as it is and with each uncertain term at its edges."""
-    known: _Steps = {}
+    steps: _Steps = {}
     for side in sides:
-        known_terms = uncertainties(side.job).items()
-        asked = [_UNCHANGED, *((term, f) for term, each in known_terms for f in edges(each))]
-        steps_s = side.job.steps_s([{term: factor} for term, factor in asked])
-        known |= {(id(side), *each): step_s for each, step_s in zip(asked, steps_s, strict=True)}
-        told.advance(0.5)
-    return known
+        terms = uncertainties(side.job).items()
+        variants = [_UNCHANGED, *((term, f) for term, each in terms for f in edges(each))]
+        steps_s = side.job.steps_s([{term: factor} for term, factor in variants])
+        steps |= {(id(side), *each): step_s for each, step_s in zip(variants, steps_s, strict=True)}
+        progress.advance(0.5)
+    return steps
 
 
 _UNCHANGED = ("compute", 1.0)
@@ -193,17 +194,17 @@ def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple
 
     def moves_s(side: _Side, term: str) -> list[float]:
         unchanged_s = steps_s[(id(side), *_UNCHANGED)]
-        known = uncertainties(side.job)
-        if term not in known:
+        terms = uncertainties(side.job)
+        if term not in terms:
             return [0.0, 0.0]
-        return [steps_s[id(side), term, factor] - unchanged_s for factor in edges(known[term])]
+        return [steps_s[id(side), term, factor] - unchanged_s for factor in edges(terms[term])]
 
     below, above = [0.0], [0.0]
-    known, others = uncertainties(first.job), uncertainties(other.job)
-    for term in sorted(known.keys() | others.keys()):
+    of_first, of_other = uncertainties(first.job), uncertainties(other.job)
+    for term in sorted(of_first.keys() | of_other.keys()):
         ours, theirs = moves_s(first, term), [share * s for s in moves_s(other, term)]
         together = [t - o for o, t in zip(ours, theirs, strict=True)]
-        alike = known.get(term) == others.get(term)
+        alike = of_first.get(term) == of_other.get(term)
         for moves in [together] if alike else [[-o for o in ours], theirs]:
             below.append(max(0.0, *(-move for move in moves)))
             above.append(max(0.0, *moves))
@@ -212,13 +213,13 @@ def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple
 
 
 def option(document: Document, *settings: str, title: str = "", note: str = "") -> Option:
-    """A document with settings, called by these unless there is a `title`."""
+    """A document with settings, named by its `title`, or else by the settings."""
     title = title or ", ".join(settings)
     try:
         scenario = parse(document.changed(settings))
-        for own in (as_stated(document), parse(document) if settings else None):
-            if own is not None:
-                check_measured(own, scenario, "set both")
+        for original in (as_stated(document), parse(document) if settings else None):
+            if original is not None:
+                check_measured(original, scenario, "set both")
     except ScenarioError as error:
         return Option(title, error, settings, note)
     return Option(title, scenario, settings, note)
@@ -235,14 +236,14 @@ def each_flag(document: Document) -> Iterator[Option]:
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
-    drops = [key for key, own in OF_HOOKS.items() if getattr(ddp, key) and hook != own]
+    drops = [key for key, owner in OF_HOOKS.items() if getattr(ddp, key) and hook != owner]
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 
 
-def each_strategy(document: Document, own: Mapping[str, Any] | None = None) -> Iterator[Option]:
+def each_strategy(document: Document, options: Mapping[str, Any] | None = None) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
-    `document` has the settings of `as_ddp`. `own`: the `own_options` before these.
+    `document` has the settings of `as_ddp`. `options`: the `own_options` before these.
     """
     scenario = parse(document)
     if scenario.cluster.algorithm == "data_parallel":
@@ -260,7 +261,7 @@ def each_strategy(document: Document, own: Mapping[str, Any] | None = None) -> I
     for name in other_strategies():
         yield option(document, *chosen(name), title=name, note="of another package")
     parts = Parts()
-    for settings in shardings(scenario, own, rounds=True):
+    for settings in shardings(scenario, options, rounds=True):
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)
@@ -273,21 +274,21 @@ def each_strategy(document: Document, own: Mapping[str, Any] | None = None) -> I
 
 def _overlapped(document: Document, settings: Sequence[str], *, synced: bool) -> Iterator[Option]:
     """ZeRO-1 within DDP's hooks, where torch can."""
-    own = (*settings, *(() if synced else ("ddp.no_sync=true",)))
+    shared = (*settings, *(() if synced else ("ddp.no_sync=true",)))
     for hook in ZERO_HOOKS:
-        changes = (*own, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}")
-        found = option(document, *changes, title=f"zero1, {hook}")
-        if isinstance(found.scenario, Scenario):
-            yield found
+        changes = (*shared, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}")
+        overlapped = option(document, *changes, title=f"zero1, {hook}")
+        if isinstance(overlapped.scenario, Scenario):
+            yield overlapped
 
 
 def _unlike(scenario: Scenario) -> str:
     return BUFFERS_DIFFER if scenario.ddp.broadcast_buffers else ""
 
 
-def _others(key: str, own: object, *values: object, note: str = "") -> Iterator[_Changed]:
+def _others(key: str, current: object, *values: object, note: str = "") -> Iterator[_Changed]:
     """A key with each of some values that is not its own; a switch with the other one."""
-    yield from (([setting(key, each)], note) for each in values or (True, False) if each != own)
+    yield from (([setting(key, each)], note) for each in values or (True, False) if each != current)
 
 
 def _of_workload(workload: Workload) -> Iterator[_Changed]:
@@ -307,12 +308,12 @@ def _of_workload(workload: Workload) -> Iterator[_Changed]:
 
 def _of_estimated(workload: Workload) -> Iterator[_Changed]:
     """Other activation checkpointing and fine-tuning, where a model has some."""
-    if own := workload.checkpointing:
+    if checkpointing := workload.checkpointing:
         for budget in _BUDGETS if workload.compile else ():
-            if own.memory_budget != budget:
+            if checkpointing.memory_budget != budget:
                 yield [f"workload.checkpointing={{memory_budget: {budget}}}"], ""
         for word, options in WORDS.items():
-            if own != options:
+            if checkpointing != options:
                 yield [f"workload.checkpointing={word}"], ""
     if workload.frozen:
         yield ["workload.frozen=[]"], "another training"
@@ -352,16 +353,16 @@ def _flags(scenario: Scenario) -> Iterator[_Changed]:
     yield from _others("ddp.bucket_cap_mb", cap, *_CAPS_MB, "default")
 
 
-def _of_zero1(own: ZeroRedundancy) -> Iterator[_Changed]:
+def _of_zero1(zero1: ZeroRedundancy) -> Iterator[_Changed]:
     """Other options of ZeroRedundancyOptimizer."""
-    if own.overlap_with_ddp:
+    if zero1.overlap_with_ddp:
         yield [f"{_ZERO1}=null"], ""
-        yield from _others(f"{_ZERO1}.hook", own.hook, *ZERO_HOOKS)
-        yield from _others(f"{_ZERO1}.shard_buckets", own.shard_buckets)
+        yield from _others(f"{_ZERO1}.hook", zero1.hook, *ZERO_HOOKS)
+        yield from _others(f"{_ZERO1}.shard_buckets", zero1.shard_buckets)
         return
     view = f"{_ZERO1}.parameters_as_bucket_view"
-    yield from _others(view, own.parameters_as_bucket_view)
-    drops = [f"{view}=false"] if own.parameters_as_bucket_view else []
+    yield from _others(view, zero1.parameters_as_bucket_view)
+    drops = [f"{view}=false"] if zero1.parameters_as_bucket_view else []
     for hook in ZERO_HOOKS:
         yield [*drops, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}"], ""
 

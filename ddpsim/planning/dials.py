@@ -60,8 +60,8 @@ _ELEMENTS = (10_000_000, 40_000_000, 100_000_000, 200_000_000, 500_000_000)
 
 def strategies(scenario: Scenario) -> tuple[Dial, str, list[str]]:
     """The dial of a strategy that has none: itself, and then the ladder up to DDP."""
-    own = scenario.ddp.strategy
-    return _STRATEGY, own, list(dict.fromkeys((own, *_LADDER)))
+    current = scenario.ddp.strategy
+    return _STRATEGY, current, list(dict.fromkeys((current, *_LADDER)))
 
 
 def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:
@@ -73,8 +73,8 @@ def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:
     if ddp.shards_model:
         return _resharding(scenario)
     if ddp.strategy == "deepspeed":
-        own = ddp.zero.reduce_bucket_size
-        return _DEEPSPEED, str(own), [str(each) for each in sorted({*_ELEMENTS, own})]
+        elements = ddp.zero.reduce_bucket_size
+        return _DEEPSPEED, str(elements), [str(each) for each in sorted({*_ELEMENTS, elements})]
     if not ddp.shards_optimizer:
         return None
     if not ddp.shards.overlap_grad_reduce:
@@ -91,15 +91,15 @@ def _resharding(scenario: Scenario) -> tuple[Dial, str, list[str]]:
         usual = ["FULL_SHARD", "SHARD_GRAD_OP", *in_nodes, "NO_SHARD"]
         return _FLAT, scenario.ddp.flat.sharding_strategy, usual
     kept = scenario.ddp.sharding.reshard_after_forward
-    own = "default" if kept is None else str(kept).lower()
+    current = "default" if kept is None else str(kept).lower()
     gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
     usual = ["default", *([str(gpus)] if 1 < gpus < share else []), "false"]
-    return _RESHARD, own, usual if own in usual else [*usual[:-1], own, usual[-1]]
+    return _RESHARD, current, usual if current in usual else [*usual[:-1], current, usual[-1]]
 
 
-def _caps(own: BucketCaps) -> list[BucketCaps]:
+def _caps(stated: BucketCaps) -> list[BucketCaps]:
     """The usual caps and the scenario's own: the default, lists, then by size."""
-    caps = _CAPS if own in _CAPS else (*_CAPS, own)
+    caps = _CAPS if stated in _CAPS else (*_CAPS, stated)
     numbers = sorted(cap for cap in caps if isinstance(cap, float))
     return [None, *(cap for cap in caps if isinstance(cap, tuple)), *numbers]
 

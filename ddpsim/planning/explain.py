@@ -46,16 +46,16 @@ def explain_step(document: Document) -> Explanation:
     Raises ScenarioError.
     """
     scenario = parse(document)
-    with stage("parts of the explanation", 3) as told:
+    with stage("parts of the explanation", 3) as progress:
         result = simulate(scenario)
-        told.findings = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
-        told.advance()
+        progress.findings = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
+        progress.advance()
         job = resolve(scenario)
         sensitive = tuple(sensitivities(job))
-        told.findings += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
-        told.advance()
+        progress.findings += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
+        progress.advance()
         helps = _helps(document, result)
-        told.advance()
+        progress.advance()
     words = {**_WORDS, **job.program.strategy.phases}
     phases = tuple(_phases(result.critical_path, words))
     return Explanation(result, phases, sensitive, helps)
@@ -150,7 +150,7 @@ def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[
     for kind, parts in phases:
         several = f", in {len(parts)} parts" if takes_turns and len(parts) > 1 else ""
         whole_s = sum(part.end_s - part.start_s for part in parts)
-        yield Phase(_said(kind, parts, words) + several, whole_s)
+        yield Phase(_in_words(kind, parts, words) + several, whole_s)
 
 
 def _kind(kind: str) -> str:
@@ -178,7 +178,7 @@ _WORDS = {
 }
 
 
-def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:
+def _in_words(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:
     if kind != "all_reduce" or kind in words:
         return words.get(kind, kind.replace("_", " "))
     numbers = [p.kind.rpartition(" ")[2] for p in parts if p.kind.startswith(kind)]
@@ -214,8 +214,8 @@ def _twice_as_wide(cluster: Cluster, key: LinkKind, link: IntraNode | InterNode)
     for name, field in type(link).model_fields.items():
         value = getattr(wider, name)
         if name not in (bandwidth, "latency_s") and value != field.default:
-            said = _gbit_per_s(value) if name.endswith("bytes_per_s") else value
-            yield f"cluster.{key}.{field.alias or name}={said}"
+            written = _gbit_per_s(value) if name.endswith("bytes_per_s") else value
+            yield f"cluster.{key}.{field.alias or name}={written}"
 
 
 def _gbit_per_s(bytes_per_s: float) -> str:

@@ -95,22 +95,22 @@ def _all(
 def _best(
     jobs: Sequence[Job], parts: Parts, advance: Callable[[float], None], best: Best
 ) -> Sequence[Brief | AtLeast | DdpsimError]:
-    """Ever more of them at once: what the first ones take decides which others are simulated."""
+    """Simulate ever more jobs at once; those that cannot beat the best so far are left out."""
     least = [_least(job, parts) for job in jobs]
-    found: dict[int, Brief | AtLeast | DdpsimError] = {}
+    outcomes: dict[int, Brief | AtLeast | DdpsimError] = {}
     left = sorted(range(len(jobs)), key=lambda i: -least[i].throughput_samples_per_s)
     many = 1
     while left:
         at_once, left = _equal(left, least, many)
         some = [i for i in at_once if not best.is_out_of_reach(least[i])]
-        found |= {i: AtLeast(least[i]) for i in at_once}
+        outcomes |= {i: AtLeast(least[i]) for i in at_once}
         advance((len(at_once) - len(some)) * (1 - _BUILT))
         for i, outcome in zip(some, _all([jobs[i] for i in some], parts, advance), strict=True):
-            found[i] = outcome
+            outcomes[i] = outcome
             if isinstance(outcome, Brief):
                 best.hear(outcome)
         many *= 2
-    return [found[i] for i in range(len(jobs))]
+    return [outcomes[i] for i in range(len(jobs))]
 
 
 def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[int], list[int]]:

@@ -40,19 +40,19 @@ _GRAMMAR = (
 def parse_target(text: str) -> Target:
     """The work in `"90 epochs of 1.28M samples in 24 h"`; raises ValueError with what is wrong."""
     plain = _plain(text)
-    found = _TARGET.fullmatch(plain)
-    if found is None:
+    match = _TARGET.fullmatch(plain)
+    if match is None:
         raise ValueError(f"{shown(text)} is not a target{_hint(plain)}; {_GRAMMAR}")
-    epochs, within = found["epochs"], found["within"]
+    epochs, within = match["epochs"], match["within"]
     unit: Literal["samples", "tokens"] = (
-        "samples" if found["unit"].lower().startswith("sample") else "tokens"
+        "samples" if match["unit"].lower().startswith("sample") else "tokens"
     )
     return Target(
         epochs=1 if epochs is None else _count(epochs, "epochs"),
-        amount=_count(found["amount"], unit),
+        amount=_count(match["amount"], unit),
         unit=unit,
         within_s=None if within is None else _deadline_s(within),
-        certainty=None if found["certainty"] is None else _share(found["certainty"]),
+        certainty=None if match["certainty"] is None else _share(match["certainty"]),
     )
 
 
@@ -82,13 +82,13 @@ def _plain(text: str) -> str:
 
 def _count(text: str, unit: str) -> int:
     """A whole number above zero."""
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
         comma = "; write no commas, and a point for decimals" if "," in text else ""
         raise ValueError(
             f"{shown(text)} is not a number of {unit}{comma}; write such as 90, 1.28M or 300B"
         )
-    digits, exponent, suffix = found.groups()
+    digits, exponent, suffix = match.groups()
     number = Decimal(digits.replace("_", "")).scaleb(int(exponent or 0)) * _FACTORS[suffix]
     if not 0 < number <= _MOST:
         raise ValueError(f"{shown(text)} {unit} is out of range: wanted 1 to 10^18")
@@ -105,8 +105,8 @@ def _deadline_s(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    found = _NUMBER.fullmatch(text)
-    percent = float(text) if found and not found[2] and not found[3] else 0.0
+    match = _NUMBER.fullmatch(text)
+    percent = float(text) if match and not match[2] and not match[3] else 0.0
     if not 1 <= percent <= 99.9:
         raise ValueError(f"{shown(text)} % certainty is out of range: wanted 1 to 99.9")
     return percent / 100
@@ -114,13 +114,13 @@ def _share(text: str) -> float:
 
 def _money(plain: str, text: str, wanted: str) -> Money:
     if "," in plain:
-        said = "has a comma; write no commas, and a point for decimals"
-        raise ValueError(f"{shown(text)} {said}: write {wanted}")
-    found = _MONEY.fullmatch(plain)
-    label = found and (found["label"] or found["sign"])
-    if found is None or not label or bool(found["sign"]) == bool(found["label"]):
+        reason = "has a comma; write no commas, and a point for decimals"
+        raise ValueError(f"{shown(text)} {reason}: write {wanted}")
+    match = _MONEY.fullmatch(plain)
+    label = match and (match["label"] or match["sign"])
+    if match is None or not label or bool(match["sign"]) == bool(match["label"]):
         raise ValueError(f"{shown(text)} is not an amount with its currency; write {wanted}")
-    digits = _NUMBER.fullmatch(found["amount"])
+    digits = _NUMBER.fullmatch(match["amount"])
     if digits is None or any(c.isdigit() or c == "," for c in label) or len(label) > 12:
         raise ValueError(f"{shown(text)} is not an amount with its currency; write {wanted}")
     number = float(Decimal(digits[1].replace("_", "")) * _FACTORS[digits[3]])

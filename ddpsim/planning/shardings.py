@@ -40,9 +40,12 @@ def _as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
     """Units and precision of FSDP1 as those of fully_shard; None where it has none."""
     if ddp.fsdp1 is None:
         return None
-    own = ddp.fsdp1.model_dump(mode="json")
-    mixed = own["mixed_precision"]
-    return {"units": own["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
+    options = ddp.fsdp1.model_dump(mode="json")
+    mixed = options["mixed_precision"]
+    return {
+        "units": options["units"],
+        "mixed_precision": {k: mixed[k] for k in ("param", "reduce")},
+    }
 
 
 def strategy_name(settings: Sequence[str]) -> str:
@@ -60,31 +63,31 @@ def strategy_name(settings: Sequence[str]) -> str:
 
 
 def own_options(document: Document) -> dict[str, Any]:
-    """What `ddp.deepspeed` and `ddp.fully_shard` are in a scenario of these strategies, or FSDP1.
+    """The sections `deepspeed` and `fully_shard` of a scenario of these strategies, or of FSDP1.
 
-    A strategy without its section has its defaults.
+    The section of its strategy is empty, for the defaults, where the scenario has none.
     """
     ddp = parse(document).ddp
-    found = {key: document.data["ddp"][key] for key in _OWN if getattr(ddp, key) is not None}
+    sections = {key: document.data["ddp"][key] for key in _OWN if getattr(ddp, key) is not None}
     if ddp.is_fully_sharded or ddp.strategy == "deepspeed":
-        found.setdefault("deepspeed" if ddp.strategy == "deepspeed" else "fully_shard", {})
+        sections.setdefault("deepspeed" if ddp.strategy == "deepspeed" else "fully_shard", {})
     flat = _as_fully_shard(ddp)
-    return found if flat is None else found | {"fully_shard": flat}
+    return sections if flat is None else sections | {"fully_shard": flat}
 
 
 def shardings(
-    scenario: Scenario, own: Mapping[str, Any] | None = None, *, rounds: bool = False
+    scenario: Scenario, options: Mapping[str, Any] | None = None, *, rounds: bool = False
 ) -> list[tuple[str, ...]]:
     """Settings for zero1, deepspeed (stages 1 and 2), fully_shard (ZeRO-3, ZeRO-2, a copy in each
     node), hsdp, and FSDP1 as it is.
 
-    A scenario's own options of a strategy stay, or those of `own` (see `own_options`). Without any,
-    what autocast computes in is gathered, and DeepSpeed overlaps. `rounds`: DeepSpeed is there a
-    second time, with parameters and gradients in bfloat16 where that is computed in.
+    A scenario's own options of a strategy stay, or those in `options` (see `own_options`). Without
+    any, units are gathered in autocast's type, and DeepSpeed overlaps. `rounds`: where compute is
+    in bfloat16, DeepSpeed is there a second time, with parameters and gradients in bfloat16.
     """
-    ddp, cluster, own = scenario.ddp, scenario.cluster, own or {}
+    ddp, cluster, options = scenario.ddp, scenario.cluster, options or {}
     usual = set_aside(dict(ddp), "fully_shard")
-    sharding = own.get("fully_shard", _as_fully_shard(ddp))
+    sharding = options.get("fully_shard", _as_fully_shard(ddp))
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
     elif not (ddp.fully_shard or ddp.is_fully_sharded):
@@ -93,25 +96,25 @@ def shardings(
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
-    deepspeed = _deepspeed(scenario, own.get("deepspeed"), rounds=rounds)
-    found = [("ddp.strategy=zero1", *set_aside(dict(ddp), "zero1")), *deepspeed]
+    deepspeed = _deepspeed(scenario, options.get("deepspeed"), rounds=rounds)
+    choices = [("ddp.strategy=zero1", *set_aside(dict(ddp), "zero1")), *deepspeed]
     last_only = (sharding or dict(ddp.sharding)).get("all_reduce_last_only")
     among_all = (*usual, ALL_REDUCE_EACH) if last_only else usual
-    found += [_sharded("fully_shard", among_all, kept) for kept in keeps]
+    choices += [_sharded("fully_shard", among_all, kept) for kept in keeps]
     if has_nodes:
-        found += [_sharded("hsdp", usual, kept) for kept in ("default", "false")]
-    return [*found, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else found
+        choices += [_sharded("hsdp", usual, kept) for kept in ("default", "false")]
+    return [*choices, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else choices
 
 
 def _deepspeed(
-    scenario: Scenario, own: Mapping[str, Any] | None, *, rounds: bool
+    scenario: Scenario, options: Mapping[str, Any] | None, *, rounds: bool
 ) -> list[tuple[str, ...]]:
     """Stages 1 and 2 with a scenario's own options, or overlapped; DeepSpeed clips by itself."""
     ddp, workload = scenario.ddp, scenario.workload
     usual = set_aside(dict(ddp), "deepspeed", clips=bool(workload.clip_grad_norm))
     types: list[tuple[str, ...]] = [()]
-    if own is not None:
-        usual = (*usual, f"ddp.deepspeed={json.dumps(own)}")
+    if options is not None:
+        usual = (*usual, f"ddp.deepspeed={json.dumps(options)}")
     elif not (ddp.deepspeed or ddp.strategy == "deepspeed"):
         usual = (*usual, "ddp.deepspeed.overlap_comm=true")
         if rounds and workload.precision in ("amp-bf16", "bf16"):
@@ -130,10 +133,10 @@ def settings_to_fit(
     size: tuple[int, int] | None = None,
     parts: Parts | None = None,
 ) -> tuple[str, ...]:
-    """Micro-batches, checkpointing, offloading or views of buckets; none where it fits, or cannot.
+    """Settings that make a document with `settings` fit into memory; none if it fits or cannot.
 
-    Of a document with settings, on so many nodes and GPUs of each, or on its own. `parts`: see
-    `resolve`.
+    They are micro-batches, checkpointing, offloading or views of buckets. `size`: nodes and GPUs of
+    each, in place of the document's. `parts`: see `resolve`.
     """
     try:
         scenario = parse(document.changed(settings))
@@ -148,6 +151,6 @@ def settings_to_fit(
 def fit_in_words(settings: Sequence[str]) -> str:
     """`checkpointing, 4 micro-batches`; empty without any."""
     values = dict(setting.split("=", 1) for setting in settings)
-    found = [word for key, word in _WORDS.items() if key in values]
+    words = [word for key, word in _WORDS.items() if key in values]
     steps = values.get("ddp.accumulation_steps")
-    return ", ".join(f"{steps} {word}" if word == "micro-batches" else word for word in found)
+    return ", ".join(f"{steps} {word}" if word == "micro-batches" else word for word in words)

@@ -58,9 +58,9 @@ def storyboard(
     """
     document, parts = load(source, overrides), Parts()
     scenario = checked(document)
-    dial, own, values = dialled(scenario) or strategies(scenario)
+    dial, current, values = dialled(scenario) or strategies(scenario)
     numbers = node_counts(scenario.cluster)
-    with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as told:
+    with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as progress:
         own_job = resolve(scenario, parts=parts)
         ranks = _drawn_ranks(scenario, own_job.node_times)
         result, own_step = simulate_and_observe(own_job, ranks)
@@ -78,27 +78,27 @@ def storyboard(
                 left_out.append(LeftOut(f"{option} {setting}", not_here(error)))
 
         for value in values:
-            if value == own:
+            if value == current:
                 choices.append(draw(own_job, value, dial, (result, own_step)).choice)
             else:
                 choices += attempt(f"{dial.key}={value}", partial(_choice, value, dial))
-            told.advance()
+            progress.advance()
         for nodes in numbers:
             if nodes == scenario.cluster.nodes:
                 scaling.append(result)
             else:
                 scaling += attempt(f"cluster.nodes={nodes}", predicted)
-            told.advance()
+            progress.advance()
         rivals = list[Rival]()
         for setting in against:
-            chosen = attempt(setting, partial(_choice, own, dial), "--against")
+            chosen = attempt(setting, partial(_choice, current, dial), "--against")
             rivals += (Rival(setting, each.result, each.step) for each in chosen)
-            told.advance()
+            progress.advance()
         moved = sorted(
             sensitivities(resolve(scenario, parts=parts.of_another_question())),
             key=lambda entry: entry.change_s,
         )
-        told.advance()
+        progress.advance()
     month = None
     if scenario.reliability:
         from ddpsim.planning.capacity_plan.long_run import month_of  # noqa: PLC0415 -- numpy
@@ -108,7 +108,7 @@ def storyboard(
         dial,
         result,
         tuple(choices),
-        [choice.cap for choice in choices].index(own),
+        [choice.cap for choice in choices].index(current),
         tuple(scaling),
         tuple(moved),
         tuple(left_out),
@@ -128,14 +128,14 @@ def draw(
     job: Job,
     value: str,
     dial: Dial,
-    known: tuple[Result, Timeline] | None = None,
+    observed: tuple[Result, Timeline] | None = None,
     *,
     with_interval: bool = True,
 ) -> Drawing:
     """Draw the typical step of a job in which a dial has a value.
 
-    `known`: what `simulate_and_observe` returned of the ranks that are drawn. Without an interval
-    the result is that of `predict_and_observe` without one, which takes a fraction of the time.
+    `observed`: what `simulate_and_observe` returned for the drawn ranks, where it was called. A
+    result without an interval, from `predict_and_observe`, takes a fraction of the time.
     """
     strategy = job.program.strategy
     buckets = (bucket for kind in range(strategy.kinds) for bucket in strategy.buckets(kind))
@@ -149,7 +149,7 @@ def draw(
         return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
 
     ranks = _drawn_ranks(job.scenario, job.node_times)
-    result, timeline = known or predict_and_observe(job, ranks, with_interval=with_interval)
+    result, timeline = observed or predict_and_observe(job, ranks, with_interval=with_interval)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
     held = held_over_step(timeline, strategy.memory_walk())

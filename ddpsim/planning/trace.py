@@ -44,13 +44,13 @@ def trace(
     if ranks is None:
         wanted = list(timeline.ranks)
     first = 0 if warmup else timeline.warmup
-    known = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
+    available = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
     if steps is None:  # three, or all until a step with an average, or a read loss, comes again
-        steps = min(known, _MOST_STEPS, max(_STEPS, resolve(scenario).program.strategy.period))
-    elif steps != "all" and steps > known:
-        reason = f"the run has {known} to show: at most {known}, or set run.iterations"
+        steps = min(available, _MOST_STEPS, max(_STEPS, resolve(scenario).program.strategy.period))
+    elif steps != "all" and steps > available:
+        reason = f"the run has {available} to show: at most {available}, or set run.iterations"
         raise InputError("--steps", reason)
-    shown = range(first, first + (known if steps == "all" else steps))
+    shown = range(first, first + (available if steps == "all" else steps))
     return Traced(
         timeline,
         wanted,
@@ -84,12 +84,12 @@ def write_traces(traced: Traced, folder: Path, *, compressed: bool = False) -> W
 
     merged, ranks = folder / f"merged{ending}", folder / "ranks"
     paths = [ranks / f"rank{rank}{ending}" for rank in traced.ranks]
-    with stage("files written", len(paths) + 1) as told:
+    with stage("files written", len(paths) + 1) as progress:
         merged_bytes, ranks_bytes = write(merged, traced.merged()), 0
         for path, rank in zip(paths, traced.ranks, strict=True):
-            told.advance()
+            progress.advance()
             ranks_bytes += write(path, traced.of_rank(rank))
-        told.advance()
+        progress.advance()
     there = {path for path in ranks.iterdir() if path.suffix in (".json", ".gz")}
     others = sorted(path.name for path in there.difference(paths))
     return Written(str(merged), merged_bytes, str(ranks), paths[0].name, ranks_bytes, others)

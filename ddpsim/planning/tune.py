@@ -86,10 +86,10 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
     if not (ddp.is_ddp or searches):
         raise TuneError(f"ddp.strategy: {ddp.strategy} has no {_other_way(search.scenario)}")
-    own = search.simulated([()])
-    if not own:
+    unchanged = search.simulated([()])
+    if not unchanged:
         raise ScenarioError([Problem("scenario", "", next(iter(search.refused.values())))])
-    search.allow_noise(own[0].brief)
+    search.allow_noise(unchanged[0].brief)
     search.simulated(search.grid())
     if limits.trials:
         _sample(search)
@@ -119,11 +119,11 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         changes[0],
         changes[1],
         flat,
-        regret(own[0] if search.fits(own[0]) else None),
-        regret(default and search.told(default.settings)),
+        regret(unchanged[0] if search.fits(unchanged[0]) else None),
+        regret(default and search.choice_of(default.settings)),
         len(search.choices),
         len(search.choices) - len(fitting),
-        tuple(_said(limits)),
+        tuple(_constraints(limits)),
         changes[0].warnings,
         search.noise,
         search.within,
@@ -135,11 +135,11 @@ def _has_buckets(document: Document, settings: Sequence[str]) -> bool:
     return parse(document.changed(settings)).ddp.is_ddp
 
 
-def compared_caps(document: Document, found: Tuning) -> Comparison:
+def compared_caps(document: Document, tuning: Tuning) -> Comparison:
     """Caps of the grid and flat ones, with the other options of a search's pick, as changes."""
-    others = [s for s in found.pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
-    has_buckets = _has_buckets(document, found.pick.settings)
-    caps = dict.fromkeys((*_CAPS, *found.flat_caps)) if has_buckets else ()
+    others = [s for s in tuning.pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
+    has_buckets = _has_buckets(document, tuning.pick.settings)
+    caps = dict.fromkeys((*_CAPS, *tuning.flat_caps)) if has_buckets else ()
     options = [option(document, *others, *_cap(cap), title=cap) for cap in caps]
     return compare(parse(document), options)
 
@@ -155,21 +155,21 @@ def _other_way(scenario: Scenario) -> str:
 
 
 def _changes(document: Document, choices: Sequence[_Choice]) -> list[Change]:
-    """What each brings; of equal ones one is compared."""
-    asked = {
+    """The effect of each choice; equal ones are compared once."""
+    options = {
         each.settings: option(
             document, *each.settings, title=", ".join(each.settings) or "as it is"
         )
         for each in choices
     }
-    with stage("choices compared", len(asked)) as told:
-        compared = compare(parse(document), asked.values()).changes
-        told.advance(len(asked))
-    found = dict(zip(asked, compared, strict=True))
-    return [found[each.settings] for each in choices]
+    with stage("choices compared", len(options)) as progress:
+        compared = compare(parse(document), options.values()).changes
+        progress.advance(len(options))
+    changes = dict(zip(options, compared, strict=True))
+    return [changes[each.settings] for each in choices]
 
 
-def _said(limits: Limits) -> Iterator[str]:
+def _constraints(limits: Limits) -> Iterator[str]:
     if limits.memory_bytes:
         yield f"at most {format_bytes(limits.memory_bytes)} a GPU"
     if limits.global_batch:
@@ -186,7 +186,7 @@ class _Search:
         self.scenario = parse(document)
         self.limits = limits
         self._document = document
-        self._found: dict[tuple[str, ...], _Choice | None] = {}
+        self._outcomes: dict[tuple[str, ...], _Choice | None] = {}
         self._refused: dict[str, list[tuple[str, ...]]] = {}  # by reason
         self._strategies: dict[tuple[str, ...], str] = {}
         self._best = Best(self._fits, FLAT)
@@ -195,18 +195,18 @@ class _Search:
 
     @property
     def within(self) -> float:
-        """What takes no more than this longer than the fastest is as good."""
+        """A choice that takes longer than the fastest by this share or less is as good."""
         return self._best.within
 
-    def allow_noise(self, own: Brief) -> None:
-        """Takes choices for equal that differ by no more than two runs do by chance."""
-        self.noise = own.iteration_time_s.noise(self.scenario.run.iterations)
+    def allow_noise(self, brief: Brief) -> None:
+        """Treat choices as equal that differ by no more than two runs do by chance."""
+        self.noise = brief.iteration_time_s.noise(self.scenario.run.iterations)
         self._best.within = max(FLAT, self.noise)
 
     @property
     def choices(self) -> list[_Choice]:
         """Choices that can be simulated."""
-        return [choice for choice in self._found.values() if choice]
+        return [choice for choice in self._outcomes.values() if choice]
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -228,66 +228,66 @@ class _Search:
         samples = brief.throughput_samples_per_s * brief.iteration_time_s.mean  # of a step
         return wanted is None or round(samples) == wanted
 
-    def told(self, settings: tuple[str, ...]) -> _Choice | None:
-        """One choice with its own step, if it can be simulated."""
-        known = self.simulated([settings])
-        if known and known[0].is_least:
+    def choice_of(self, settings: tuple[str, ...]) -> _Choice | None:
+        """A choice with its simulated step, not a lower bound of it; None if it has an error."""
+        choices = self.simulated([settings])
+        if choices and choices[0].is_least:
             self._simulate({settings: parse(self._document.changed(settings))}, Stage(), None)
-        return self._found[settings]
+        return self._outcomes[settings]
 
-    def simulated(self, asked: Iterable[tuple[str, ...]]) -> list[_Choice]:
-        """The choices of these settings that can be simulated."""
-        wanted = list(dict.fromkeys(asked))
+    def simulated(self, combinations: Iterable[tuple[str, ...]]) -> list[_Choice]:
+        """The choices of these combinations of settings that can be simulated."""
+        wanted = list(dict.fromkeys(combinations))
         scenarios: dict[tuple[str, ...], Scenario] = {}
         for settings in wanted:
-            if settings not in self._found:
+            if settings not in self._outcomes:
                 try:
                     scenarios[settings] = parse(self._document.changed(settings))
                 except ScenarioError as error:
                     self._refuse(settings, error)
         if scenarios:
-            with stage("combinations", len(scenarios)) as told:
+            with stage("combinations", len(scenarios)) as progress:
                 # only those with the same micro-batches can share a simulation
                 for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
-                    self._simulate(dict(alike), told, self._best if self.choices else None)
-        return [choice for settings in wanted if (choice := self._found[settings])]
+                    self._simulate(dict(alike), progress, self._best if self.choices else None)
+        return [choice for settings in wanted if (choice := self._outcomes[settings])]
 
     def _simulate(
-        self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage, best: Best | None
+        self, scenarios: Mapping[tuple[str, ...], Scenario], progress: Stage, best: Best | None
     ) -> None:
-        outcomes = attempt_many(scenarios.values(), told.advance, best)
+        outcomes = attempt_many(scenarios.values(), progress.advance, best)
         for settings, outcome in zip(scenarios, outcomes, strict=True):
             match outcome:
                 case Brief():
-                    self._found[settings] = _Choice(settings, outcome)
+                    self._outcomes[settings] = _Choice(settings, outcome)
                     self._best.hear(outcome)
                 case AtLeast(brief):
-                    self._found[settings] = _Choice(settings, brief, is_least=True)
+                    self._outcomes[settings] = _Choice(settings, brief, is_least=True)
                 case _:
                     self._refuse(settings, outcome)
         fitting = [choice for choice in self.choices if self.fits(choice)]
         if fitting:
             first = min(fitting, key=lambda choice: choice.sample_s)
             step = format_duration(first.brief.iteration_time_s.mean)
-            told.findings = [
+            progress.findings = [
                 f"best so far: {step} a step with",
                 *(first.settings or ("no change",)),
             ]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
-        self._found[settings] = None
+        self._outcomes[settings] = None
         self._refused.setdefault(error.reason, []).append(settings)
 
     @property
     def refused(self) -> dict[str, str]:
         """Why strategies, or options in every combination, cannot be simulated."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         tried = {self._strategies.get(choice.settings) for choice in self.choices}
         for reason, refused in self._refused.items():
             names = {self._strategies[each]: reason for each in refused if each in self._strategies}
             common = [each for each in refused[0] if all(each in other for other in refused)]
-            found |= names or {", ".join(common or refused[0]): reason}
-        return {name: reason for name, reason in found.items() if name not in tried}
+            reasons |= names or {", ".join(common or refused[0]): reason}
+        return {name: reason for name, reason in reasons.items() if name not in tried}
 
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
@@ -320,12 +320,12 @@ class _Search:
         return _CAPS if self.scenario.ddp.is_torch_1 else (*_CAPS, *_LISTS)
 
     def _hooks(self) -> list[tuple[str, ...]]:
-        own = self.scenario.ddp.comm_hook
-        hooks: set[str] = {own, "none"}
+        current = self.scenario.ddp.comm_hook
+        hooks: set[str] = {current, "none"}
         if self.limits.may_round:
             hooks |= {self.scenario.cluster.device.two_byte_hooks[0]}
-        elif own.endswith("compress") or self.scenario.ddp.averages_after_hook:
-            hooks = {own}
+        elif current.endswith("compress") or self.scenario.ddp.averages_after_hook:
+            hooks = {current}
         return [hook_settings(self.scenario.ddp, hook) for hook in sorted(hooks)]
 
     def _batches(self) -> list[tuple[str, ...]]:
@@ -339,15 +339,15 @@ class _Search:
                 f"a global batch of {wanted:,} samples does not divide by {ranks:,} ranks; wanted "
                 f"for instance {' or '.join(f'{batch:,}' for batch in near)}"
             )
-        per_rank, own = wanted // ranks, self.scenario.workload.batch_per_rank
+        per_rank, stated = wanted // ranks, self.scenario.workload.batch_per_rank
         steps = [n for n in range(1, min(per_rank, _MOST_STEPS) + 1) if per_rank % n == 0]
         if resolve(self.scenario).model.basis != "roofline":  # measured with its own batch
-            steps = [n for n in steps if per_rank // n == own]
+            steps = [n for n in steps if per_rank // n == stated]
             if not steps:
                 raise TuneError(
-                    f"the scenario's times are those of batch_per_rank {own}, which does not make "
-                    f"{wanted:,} samples on {ranks:,} ranks in whole micro-batches; choose a "
-                    f"multiple of {own * ranks:,}, to {_MOST_STEPS} times that"
+                    f"the scenario's times are those of batch_per_rank {stated}, which does not "
+                    f"make {wanted:,} samples on {ranks:,} ranks in whole micro-batches; choose a "
+                    f"multiple of {stated * ranks:,}, to {_MOST_STEPS} times that"
                 )
         return [
             (f"workload.batch_per_rank={per_rank // n}", f"ddp.accumulation_steps={n}")
@@ -357,12 +357,12 @@ class _Search:
     def caps_with_other_options(self, pick: _Choice) -> dict[str, _Choice]:
         """Every cap of the grid with the other options of a choice."""
         others = [s for s in pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
-        found: dict[str, _Choice] = {}
+        choices: dict[str, _Choice] = {}
         for cap in self._caps():
             settings = self.differing([*others, *_cap(cap)])
-            if known := self.simulated([settings]):
-                found[cap] = known[0]
-        return found
+            if simulated := self.simulated([settings]):
+                choices[cap] = simulated[0]
+        return choices
 
 
 def _micro_batches(scenario: Scenario) -> tuple[int, int]:
@@ -392,8 +392,8 @@ def _sample(search: _Search) -> None:
             for name in ("first", "second", "rest")
         ]
         listed = ", ".join(f"{cap:.4g}" for cap in caps)
-        found = search.told(search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"]))
-        return found.sample_s if found and search.fits(found) else float("inf")
+        choice = search.choice_of(search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"]))
+        return choice.sample_s if choice and search.fits(choice) else float("inf")
 
     seed = search.scenario.run.seed % 2**32  # numpy's older generators take no more
     sampler = optuna.samplers.TPESampler(seed=seed)

@@ -65,15 +65,15 @@ class StrategyPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Gives the settings with their answer, or their problem, in JSON's types."""
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "strategy": self.name,
             "settings": list(self.settings),
             "problem": self.problem,
         }
         if self.plan is None:
-            return found
+            return document
         plan = self.plan.to_dict()
-        return found | {"answer": plan["answer"], "met": plan["met"]}
+        return document | {"answer": plan["answer"], "met": plan["met"]}
 
 
 class Planning(Protocol):
@@ -101,20 +101,22 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
 
     def planned(settings: Sequence[str]) -> StrategyPlan:
         try:
-            found = plan(parse(document.changed(settings)), looks_further=False)
+            capacity_plan = plan(parse(document.changed(settings)), looks_further=False)
         except (InputError, ScenarioError) as error:
             errors.append(error)
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
-        return StrategyPlan(tuple(settings), found)
+        return StrategyPlan(tuple(settings), capacity_plan)
 
     def fitting(settings: Sequence[str]) -> StrategyPlan:
         """Plan the job as it is, or with the fewest changes that make it fit."""
-        found = planned(settings)
-        answer = found.plan.answer if found.plan else None
+        strategy_plan = planned(settings)
+        answer = strategy_plan.plan.answer if strategy_plan.plan else None
         if answer is None or answer.fits is not False:
-            return found
+            return strategy_plan
         changes = settings_to_fit(document, settings, (answer.nodes, answer.gpus_per_node))
-        return replace(planned((*settings, *changes)), changes=changes) if changes else found
+        if not changes:
+            return strategy_plan
+        return replace(planned((*settings, *changes)), changes=changes)
 
     plans = [fitting(settings) for settings in (as_ddp(scenario.ddp), *shardings(scenario))]
     gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])

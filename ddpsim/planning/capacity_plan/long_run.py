@@ -62,26 +62,28 @@ def operation_of(
     scenario: Scenario, pauses: tuple[Pause, ...], steps: int, step_s: float, spares: int | None
 ) -> Operation:
     """A scenario's work and its failures in numbers; raises InputError without progress."""
-    asked, cluster = scenario.reliability or Reliability(), scenario.cluster
+    reliability, cluster = scenario.reliability or Reliability(), scenario.cluster
     saved = next((pause for pause in pauses if pause.what == "checkpoint"), None)
     each_s = step_s + paused_s(pauses)
-    spot, slow, window = asked.spot, asked.stragglers, asked.maintenance
+    spot, slow, window = reliability.spot, reliability.stragglers, reliability.maintenance
     save_s = saved.time_s + saved.write_s if saved else inf
-    load_s = asked.load_s if asked.load_s is not None else saved.read_s if saved else 0.0
-    found = Operation(
+    load_s = reliability.load_s
+    if load_s is None:
+        load_s = saved.read_s if saved else 0.0
+    operation = Operation(
         work_s=steps * each_s,
         segment_s=saved.every * each_s if saved else inf,
         checkpoint_s=saved.time_s if saved else 0.0,
         write_s=saved.write_s if saved else 0.0,
-        crash_per_s=asked.crash_per_s(cluster.world_size, cluster.nodes),
-        detect_s=asked.detection_s,
-        replace_s=asked.reschedule_s,
-        init_s=asked.init_s + asked.init_per_rank_s * cluster.world_size,
+        crash_per_s=reliability.crash_per_s(cluster.world_size, cluster.nodes),
+        detect_s=reliability.detection_s,
+        replace_s=reliability.reschedule_s,
+        init_s=reliability.init_s + reliability.init_per_rank_s * cluster.world_size,
         load_s=load_s,
         nodes=cluster.nodes,
         spares=spares,
-        repair_s=asked.repair_s,
-        is_elastic=asked.elastic,
+        repair_s=reliability.repair_s,
+        is_elastic=reliability.elastic,
         notice_per_s=cluster.nodes * spot.per_node_s if spot else 0.0,
         saves_on_notice=bool(spot and spot.notice_s >= save_s),
         notice_replace_s=spot.replaced_after_s if spot else 0.0,
@@ -91,8 +93,8 @@ def operation_of(
         maintenance_every_s=window.every_s if window else inf,
         maintenance_s=window.lasts_s if window else 0.0,
     )
-    found.check()
-    return found
+    operation.check()
+    return operation
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,14 @@ class Campaign:
         """Simulate the runs; `helps`: also what would shorten them, the most useful first."""
         spares = self.spares()
         operation = self.operation(spares)
-        found = self._summed_up(operation, self.simulated(operation, _RUNS), spares or 0)
+        summary = self._summed_up(operation, self.simulated(operation, _RUNS), spares or 0)
         if not helps:
-            return found
-        remedies = sorted(self._remedies(found), key=lambda remedy: -remedy.saved_s)
-        return replace(found, remedies=tuple(remedies))
+            return summary
+        remedies = sorted(self._remedies(summary), key=lambda remedy: -remedy.saved_s)
+        return replace(summary, remedies=tuple(remedies))
 
     def certain_s(self) -> float:
-        """The time that as many runs keep as was asked, from few runs: for a search."""
+        """The time that the wanted share of runs keeps, from few runs: for a search."""
         return self._certain_s(self.spares())
 
     def _certain_s(self, spares: int | None) -> float:
@@ -166,16 +168,16 @@ class Campaign:
         return simulate_runs(operations, Draws(self.scenario.run.seed, runs))
 
     def _failure_factors(self, runs: int) -> list[float]:
-        """How much oftener it fails in each run: evenly over a preset's spread, in mixed order."""
-        asked = self.scenario.reliability
-        sigma = failures_of(asked.failures).get("sigma") if asked and asked.failures else None
+        """Factors on each run's failure rate: evenly over a preset's spread, in mixed order."""
+        preset = self.scenario.reliability and self.scenario.reliability.failures
+        sigma = failures_of(preset).get("sigma") if preset else None
         if not sigma:
             return [1.0] * runs
         normal = NormalDist(0, sigma)
         return [exp(normal.inv_cdf((run * _GOLDEN + 0.5) % 1 or 0.5)) for run in range(runs)]
 
     def _factors(self, runs: int) -> list[float]:
-        """How much longer than predicted the steps of each run are: evenly over their interval."""
+        """Factors on each run's step: evenly over the prediction's interval."""
         if self.edges_s is None:
             return [1.0] * runs
         low_s, high_s = self.edges_s
@@ -216,12 +218,12 @@ class Campaign:
             sources=tuple(_sources(self.scenario)),
         )
 
-    def _remedies(self, found: LongRun) -> Iterator[Remedy]:
+    def _remedies(self, summary: LongRun) -> Iterator[Remedy]:
         """Each change simulated with the same draws, if it saves time."""
         base = self.scenario
         if base.reliability and base.reliability.spares == "auto":
-            base = base.having("reliability", spares=found.spares)
-        for what, changes in _changes(base, found.spares):
+            base = base.having("reliability", spares=summary.spares)
+        for what, changes in _changes(base, summary.spares):
             changed, settings = base, []
             for path, value in changes.items():
                 section, _, name = path.rpartition(".")
@@ -229,18 +231,18 @@ class Campaign:
                 settings.append(_setting(self.scenario, path, value))
             other = replace(self, scenario=changed)
             try:
-                times_s = other.simulated(other.operation(other.spares()), found.runs).time_s
+                times_s = other.simulated(other.operation(other.spares()), summary.runs).time_s
             except InputError:  # such as a write that takes longer than its interval
                 continue
             time_s = float(np.median(times_s))
-            if (saved_s := found.time_s.p50 - time_s) > _WORTH * found.time_s.p50:
+            if (saved_s := summary.time_s.p50 - time_s) > _WORTH * summary.time_s.p50:
                 yield Remedy(what, tuple(settings), time_s, saved_s)
 
 
 def _changes(scenario: Scenario, spares: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Changes of one thing each, in words, and by the attributes that they set."""
-    asked, write = scenario.reliability, scenario.workload.checkpoint_write
-    if asked is None:
+    reliability, write = scenario.reliability, scenario.workload.checkpoint_write
+    if reliability is None:
         return
     key = "workload.checkpoint_write"
     if write is None:
@@ -260,16 +262,16 @@ def _changes(scenario: Scenario, spares: int) -> Iterator[tuple[str, dict[str, A
         "a checkpoint loaded in half the time": ("load_s",),
     }
     for what, names in halved.items():
-        halves = {f"reliability.{name}": getattr(asked, name) for name in names}
+        halves = {f"reliability.{name}": getattr(reliability, name) for name in names}
         if None not in halves.values():
             yield what, {path: seconds / 2 for path, seconds in halves.items()}
-    if asked.spares is not None:
+    if reliability.spares is not None:
         more = max(1, spares)
         yield counted(more, "more spare node"), {"reliability.spares": spares + more}
         yield "fewer nodes in place of a wait", {"reliability.elastic": True}
-    if slow := asked.stragglers:
-        found = {"reliability.stragglers.found_after_s": slow.found_after_s / 2}
-        yield "stragglers found in half the time", found
+    if slow := reliability.stragglers:
+        sooner = {"reliability.stragglers.found_after_s": slow.found_after_s / 2}
+        yield "stragglers found in half the time", sooner
 
 
 def _setting(scenario: Scenario, path: str, value: Any) -> str:
@@ -289,20 +291,20 @@ def _setting(scenario: Scenario, path: str, value: Any) -> str:
 
 def _sources(scenario: Scenario) -> Iterator[Provenance]:
     """Yields where the inputs of a long run are from; a default's are assumed."""
-    asked = scenario.reliability or Reliability()
+    reliability = scenario.reliability or Reliability()
     for name, preset in (
-        ("reliability", asked.failures),
-        ("spot", asked.spot and asked.spot.failures),
+        ("reliability", reliability.failures),
+        ("spot", reliability.spot and reliability.spot.failures),
     ):
         if preset:
             yield Provenance(f"{name}.failures", failures_of(preset)["source"], "published")
     names = {"detection_s": "detection", "reschedule_s": "reschedule", "init_s": "init"}
     names |= {"init_per_rank_s": "init_per_rank"}
-    names |= {"repair_s": "repair"} if asked.spares is not None else {}
+    names |= {"repair_s": "repair"} if reliability.spares is not None else {}
     for name, key in names.items():
-        said = format_long_duration(getattr(asked, name))
-        is_stated = name in asked.model_fields_set
-        yield Provenance(f"reliability.{key}", said, "stated" if is_stated else "assumed")
+        duration = format_long_duration(getattr(reliability, name))
+        is_stated = name in reliability.model_fields_set
+        yield Provenance(f"reliability.{key}", duration, "stated" if is_stated else "assumed")
 
 
 def _distribution(values: NDArray[np.float64]) -> Distribution:

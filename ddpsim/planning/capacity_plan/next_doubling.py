@@ -36,7 +36,7 @@ def next_doubling(today: Scenario, doubled: Scenario, growth: float = 1.0) -> Ne
     key: LinkKind = "inter_node" if cluster.nodes > 1 else "intra_node"
     link: Literal["inter_node", "intra_node", "all_reduce"] = "all_reduce" if known_times else key
     rate = None if known_times else _bandwidth(cluster, key)
-    found = NextDoubling(
+    doubling = NextDoubling(
         gpus=cluster.gpus,
         nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
@@ -47,7 +47,9 @@ def next_doubling(today: Scenario, doubled: Scenario, growth: float = 1.0) -> Ne
         link=link,
         bandwidth_bytes_per_s=rate,
     )
-    return found if efficiency >= KNEE_EFFICIENCY else _faster(found, today, doubled, wanted, key)
+    if efficiency >= KNEE_EFFICIENCY:
+        return doubling
+    return _faster(doubling, today, doubled, wanted, key)
 
 
 def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Scenario:
@@ -74,38 +76,38 @@ def _bandwidth(cluster: Cluster, key: LinkKind) -> float:
 
 
 def _faster(
-    found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float, key: LinkKind
+    doubling: NextDoubling, today: Scenario, doubled: Scenario, wanted: float, key: LinkKind
 ) -> NextDoubling:
     """Find the least bandwidth, or factor on all network times, that reaches the criterion.
 
     Tells the limit where an unlimited one does not reach it.
     """
-    rate, unlimited = found.bandwidth_bytes_per_s, doubled
+    rate, unlimited = doubling.bandwidth_bytes_per_s, doubled
 
     def throughput(scenario: Scenario, speedup: float) -> float:
         if rate is None:
             return _stretched(scenario, 1 / speedup)
         return _throughput(with_bandwidth(scenario, key, speedup * rate))
 
-    most, highest = 1 / _NO_TIME, found.without_network_time
+    most, highest = 1 / _NO_TIME, doubling.without_network_time
     if rate is not None:
         most, unlimited = (
             _UNLIMITED_BYTES_PER_S / rate,
             with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S),
         )
         highest = throughput(doubled, most) / wanted
-        found = replace(found, unlimited_efficiency=highest)
+        doubling = replace(doubling, unlimited_efficiency=highest)
     if highest < KNEE_EFFICIENCY:
-        return replace(found, limit=_limit(found, unlimited, wanted))
+        return replace(doubling, limit=_limit(doubling, unlimited, wanted))
     speedup, needed = _least(lambda each: throughput(doubled, each) / wanted, most), None
     if rate is not None:
         needed = _three_digits(speedup * rate)
         speedup = needed / rate
     gain, cluster = 0.0, today.cluster
     if rate is None or cluster.nodes > 1 or (key == "intra_node" and cluster.gpus_per_node > 1):
-        gain = 2 * found.samples_growth * throughput(today, speedup) / wanted - 1
+        gain = 2 * doubling.samples_growth * throughput(today, speedup) / wanted - 1
     return replace(
-        found,
+        doubling,
         needed_speedup=speedup,
         needed_bandwidth_bytes_per_s=needed,
         needed_efficiency=throughput(doubled, speedup) / wanted,
@@ -113,21 +115,21 @@ def _faster(
     )
 
 
-def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
+def _limit(doubling: NextDoubling, doubled: Scenario, wanted: float) -> str:
     """What limits the step where the network, or one kind of link, is unlimited."""
-    if found.samples_growth > 1 / KNEE_EFFICIENCY:
+    if doubling.samples_growth > 1 / KNEE_EFFICIENCY:
         return "the samples needed, which grow with the global batch"
     bottleneck = simulate(doubled).bottleneck
-    said = f"{bottleneck.kind}: {bottleneck.text}"
+    limit = f"{bottleneck.kind}: {bottleneck.text}"
     if bottleneck.kind != "communication":
-        return said
-    if found.without_network_time < KNEE_EFFICIENCY:
+        return limit
+    if doubling.without_network_time < KNEE_EFFICIENCY:
         return "compute, launches and DDP's own work, which do not halve"
     for key in doubled.cluster.links_used:
         doubled = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
     efficiency = _throughput(doubled) / wanted
     if efficiency >= KNEE_EFFICIENCY:
-        return said
+        return limit
     return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
 
 

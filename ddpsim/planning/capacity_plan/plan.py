@@ -59,7 +59,7 @@ def plan_capacity(
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
     Money, InputError for what does not fit the scenario (`key` is the argument).
     """
-    asked = Question(
+    question = Question(
         scenario_of(scenario),
         parse_target(target) if isinstance(target, str) else target,
         _money("price", price, parse_price),
@@ -73,10 +73,10 @@ def plan_capacity(
         answer_gpus,
         None if pue is None else Site(pue, co2_g_per_kwh),
     )
-    asked.check()
-    tried = WorldSizes(asked)
+    question.check()
+    tried = WorldSizes(question)
     tried.try_ladder()
-    return _Planner(asked, tried, looks_further).plan()
+    return _Planner(question, tried, looks_further).plan()
 
 
 def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
@@ -93,13 +93,13 @@ def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) 
 class _Planner:
     """Chooses among the world sizes that were tried, and tries more where that is finer."""
 
-    asked: Question
+    question: Question
     tried: WorldSizes
     looks_further: bool
 
     def plan(self) -> CapacityPlan:
         """Choose a size, and look at the next doubling; the ladder has been tried."""
-        asked, tried = self.asked, self.tried
+        question, tried = self.question, self.tried
         answer, met, within_budget = self._chosen()
         if answer.fits is False and met is not None:
             met, within_budget = False, None
@@ -115,19 +115,19 @@ class _Planner:
         result = tried.results[answer.gpus]
         interval = result.prediction_interval_s
         if answer.long_run:
-            at = asked.at(answer.nodes, answer.gpus_per_node)
-            campaign = asked.campaign(at, answer.step_s, result.edges_s)
-            told = campaign.long_run(helps=self.looks_further)
-            shown[answer.gpus] = replace(shown[answer.gpus], long_run=told)
-        workload = asked.scenario.workload
+            at = question.at(answer.nodes, answer.gpus_per_node)
+            campaign = question.campaign(at, answer.step_s, result.edges_s)
+            long_run = campaign.long_run(helps=self.looks_further)
+            shown[answer.gpus] = replace(shown[answer.gpus], long_run=long_run)
+        workload = question.scenario.workload
         return CapacityPlan(
-            name=asked.scenario.name,
-            target=asked.target,
-            samples_per_epoch=asked.samples,
-            seq_len=asked.seq_len if asked.target.unit == "tokens" else None,
-            price=asked.price,
-            budget=asked.budget,
-            scaling="weak" if asked.global_batch is None else "strong",
+            name=question.scenario.name,
+            target=question.target,
+            samples_per_epoch=question.samples,
+            seq_len=question.seq_len if question.target.unit == "tokens" else None,
+            price=question.price,
+            budget=question.budget,
+            scaling="weak" if question.global_batch is None else "strong",
             sizes=tuple(shown.values()),
             answer=shown[answer.gpus],
             met=met,
@@ -135,41 +135,41 @@ class _Planner:
             sure=self._sure(shown[gpus] for gpus in usable),
             knee_gpus=knee({gpus: rates[gpus] for gpus in usable}),
             next_doubling=self._next_doubling(answer) if self.looks_further else None,
-            make_it_fit=_make_it_fit(asked, answer),
+            make_it_fit=_make_it_fit(question, answer),
             searched=tried.how_searched(),
             left_out=tuple(tried.left_out.values()),
-            most_gpus=asked.max_gpus,
+            most_gpus=question.max_gpus,
             interval_level=interval.level if interval else None,
             widest=max(
                 interval.sources if interval else (),
                 key=lambda source: source.width_s,
                 default=None,
             ),
-            critical_batch=asked.critical_batch,
-            steps_by_batch=asked.steps_by_batch.points if asked.steps_by_batch else None,
+            critical_batch=question.critical_batch,
+            steps_by_batch=question.steps_by_batch.points if question.steps_by_batch else None,
             counts_pauses=bool(workload.evaluation or workload.checkpoint_write),
             learning_rate=self._learning_rate(answer),
-            asked_gpus=asked.answer_gpus,
+            asked_gpus=question.answer_gpus,
         )
 
     def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
         """The answer, whether it keeps to all limits, and the fastest in the budget if another."""
-        asked, usable = self.asked, self.tried.usable()
-        if asked.answer_gpus is not None:
-            sizes, gpus = self.tried.sizes, asked.answer_gpus
+        question, usable = self.question, self.tried.usable()
+        if question.answer_gpus is not None:
+            sizes, gpus = self.tried.sizes, question.answer_gpus
             if gpus not in sizes:
-                known = ", ".join(f"{size:,}" for size in sorted(sizes))
-                reason = f"{gpus} GPUs were not tried; choose one of {known}"
+                choices = ", ".join(f"{size:,}" for size in sorted(sizes))
+                reason = f"{gpus} GPUs were not tried; choose one of {choices}"
                 raise InputError("answer_gpus", reason)
             return sizes[gpus], None, None
-        affordable = self._fastest_affordable(usable) if asked.budget else None
-        if asked.target.within_s is not None:
+        affordable = self._fastest_affordable(usable) if question.budget else None
+        if question.target.within_s is not None:
             fewest = self._fewest_in_time(usable)
             if fewest:
-                kept = asked.affordable(fewest.paid_gpus, fewest.expected_s)
+                kept = question.affordable(fewest.paid_gpus, fewest.expected_s)
                 return fewest, kept, None if kept else affordable
             return affordable or min(usable, key=lambda size: size.expected_s), False, None
-        if asked.budget:
+        if question.budget:
             if affordable:
                 return affordable, True, None
             return min(usable, key=lambda size: size.paid_gpus * size.expected_s), False, None
@@ -177,67 +177,67 @@ class _Planner:
         return self.tried.sizes[bend or usable[-1].gpus], None, None
 
     def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
-        """The first that is tried, or the fewest nodes between it and the last that is late."""
-        asked = self.asked
-        first = next((size for size in usable if asked.in_time(size.expected_s)), None)
-        if first is None or asked.global_batch is not None:
+        """The first size that is in time, or the fewest nodes between the last late size and it."""
+        question = self.question
+        first = next((size for size in usable if question.in_time(size.expected_s)), None)
+        if first is None or question.global_batch is not None:
             return first
         late = max((size.nodes for size in usable if size.gpus < first.gpus), default=first.nodes)
 
         def is_late(_nodes: int, time_s: float) -> bool:
-            return not asked.in_time(time_s)
+            return not question.in_time(time_s)
 
         for nodes, time_s in self.tried.between(late, first.nodes, is_late):
-            if asked.in_time(time_s):
+            if question.in_time(time_s):
                 return self.tried.simulated(nodes, first.gpus_per_node)
         return first
 
     def _fastest_affordable(self, usable: Sequence[Capacity]) -> Capacity | None:
-        """The fastest that is tried, or that lies between it and the next."""
-        asked, whole = self.asked, self.asked.scenario.cluster.gpus_per_node
-        kept = [size for size in usable if asked.affordable(size.paid_gpus, size.expected_s)]
+        """The fastest size in the budget: one that was tried, or one up to the next larger."""
+        question, whole = self.question, self.question.scenario.cluster.gpus_per_node
+        kept = [size for size in usable if question.affordable(size.paid_gpus, size.expected_s)]
         if not kept:
             return None
         best = min(kept, key=lambda size: size.expected_s)
         above = [size.nodes for size in usable if size.gpus > best.gpus]
-        if asked.global_batch is not None or not above:
+        if question.global_batch is not None or not above:
             return best
 
         def is_better(nodes: int, time_s: float) -> bool:
-            return time_s < best.expected_s and asked.affordable(nodes * whole, time_s)
+            return time_s < best.expected_s and question.affordable(nodes * whole, time_s)
 
         between = self.tried.between(best.nodes, above[0], is_better)
         better = [(time_s, nodes) for nodes, time_s in between if is_better(nodes, time_s)]
         return self.tried.simulated(min(better)[1], whole) if better else best
 
     def _sure(self, sizes: Iterable[Capacity]) -> Capacity | None:
-        """The smallest that is in time even at the slow edge of its interval."""
+        """The smallest size that is in time even at the slow edge of its interval."""
         return next(filter(self._is_sure, sizes), None)
 
     def _is_sure(self, size: Capacity) -> bool:
-        within_s, edges = self.asked.target.within_s, size.calendar_s[1]
+        within_s, edges = self.question.target.within_s, size.calendar_s[1]
         return within_s is not None and edges is not None and edges[1] <= within_s
 
     def _find_the_first_sure(self, answer: Capacity) -> None:
         """Try numbers of nodes below the first of the ladder that is in time at its slow edge."""
         usable = self.tried.usable()
         sure = self._sure(usable)
-        if sure is None or sure.gpus <= answer.gpus or self.asked.global_batch is not None:
+        if sure is None or sure.gpus <= answer.gpus or self.question.global_batch is not None:
             return
         late = max(size.nodes for size in usable if size.gpus < sure.gpus)
         self.tried.halve(late, sure.nodes, self._is_sure)
 
     def _next_doubling(self, answer: Capacity) -> NextDoubling | None:
         """Looks at twice the GPUs; None where they cannot be had, or a log says nothing of them."""
-        if self.asked.of_a_log:
+        if self.question.of_a_log:
             return None
         nodes, gpus_per_node = answer.nodes, 2 * answer.gpus_per_node
-        if gpus_per_node > self.asked.scenario.cluster.gpus_per_node:
+        if gpus_per_node > self.question.scenario.cluster.gpus_per_node:
             nodes, gpus_per_node = 2 * answer.nodes, answer.gpus_per_node
         try:
-            doubled = self.asked.at(nodes, gpus_per_node)
-            today = self.asked.at(answer.nodes, answer.gpus_per_node)
-            growth = self.asked.growth(doubled) / self.asked.growth(today)
+            doubled = self.question.at(nodes, gpus_per_node)
+            today = self.question.at(answer.nodes, answer.gpus_per_node)
+            growth = self.question.growth(doubled) / self.question.growth(today)
             return next_doubling(today, doubled, growth)
         except (InputError, ScenarioError) as error:
             self.tried.leave_out(nodes, gpus_per_node, error)
@@ -248,19 +248,19 @@ class _Planner:
 
         None where the scenario says nothing of a learning rate.
         """
-        known = self.asked.scenario.workload.learning_rate
-        if known is None:
+        stated = self.question.scenario.workload.learning_rate
+        if stated is None:
             return None
         warmup = None
-        if self.asked.target.epochs > 1:
-            steps = ceil(self.asked.samples / answer.global_batch)
-            warmup = ceil(known.warmup_epochs * steps)
-        return learning_rate_of(known.base_batch, answer.global_batch, known.value, warmup)
+        if self.question.target.epochs > 1:
+            steps = ceil(self.question.samples / answer.global_batch)
+            warmup = ceil(stated.warmup_epochs * steps)
+        return learning_rate_of(stated.base_batch, answer.global_batch, stated.value, warmup)
 
 
-def _make_it_fit(asked: Question, answer: Capacity) -> NextStep | None:
+def _make_it_fit(question: Question, answer: Capacity) -> NextStep | None:
     """The least that has to change for the answer's size to fit; None where it does."""
     if answer.fits is not False:
         return None
-    ways = ways_to_fit(resolve(asked.at(answer.nodes, answer.gpus_per_node)))
+    ways = ways_to_fit(resolve(question.at(answer.nodes, answer.gpus_per_node)))
     return next(iter(ways), None)

@@ -143,8 +143,8 @@ class Question:
         sized = self.scenario.having(cluster=cluster, workload=workload)
         if not sized.ddp.reshards_among(sized.sharding_ranks):
             kept, share = sized.ddp.sharding.kept_by, counted(sized.sharding_ranks, "rank")
-            told = f"{kept} does not divide {share}"
-            raise InputError("ddp.fully_shard.reshard_after_forward", told)
+            reason = f"{kept} does not divide {share}"
+            raise InputError("ddp.fully_shard.reshard_after_forward", reason)
         sized = _with_pauses_of(sized, self.scenario)
         self.growth(sized)
         return sized if self.global_batch is None else split_to_fit(sized) or sized
@@ -286,13 +286,13 @@ def read_steps_by_batch(path: str | Path) -> StepsByBatch:
 def _check_is_plausible(name: str, points: tuple[tuple[int, int], ...]) -> None:
     """A larger batch needs no more steps, and no fewer samples, to the same target."""
     for (smaller, steps), (batch, fewer) in pairwise(points):
-        told = f"has {steps:,} steps at batch {smaller:,} and {fewer:,} at {batch:,}"
+        fault = f"has {steps:,} steps at batch {smaller:,} and {fewer:,} at {batch:,}"
         if fewer > steps:
-            raise ImportFailedError(name, f"{told}; wanted no more at a larger batch")
+            raise ImportFailedError(name, f"{fault}; wanted no more at a larger batch")
         if batch * fewer < _NOISE * smaller * steps:
             raise ImportFailedError(
                 name,
-                f"{told}, which are fewer samples; wanted steps to one and the same target",
+                f"{fault}, which are fewer samples; wanted steps to one and the same target",
             )
 
 

@@ -35,7 +35,7 @@ class WorldSizes:
     in words which numbers of nodes were tried beyond the powers of two.
     """
 
-    asked: Question
+    question: Question
     sizes: dict[int, Capacity] = field(default_factory=dict)
     results: dict[int, Result] = field(default_factory=dict)
     left_out: dict[str, SizesLeftOut] = field(default_factory=dict)
@@ -43,39 +43,39 @@ class WorldSizes:
 
     def try_ladder(self) -> None:
         """Simulate the sizes to begin with; raises InputError where none can be had."""
-        sizes = _ladder(self.asked)
-        if self.asked.of_a_log:
+        sizes = _ladder(self.question)
+        if self.question.of_a_log:
             self.left_out["all_reduce"] = _LOG
-        with stage("world sizes", len(sizes)) as told:
+        with stage("world sizes", len(sizes)) as progress:
             for size in sizes:
-                found = self.simulated(*size)
-                told.findings += [_in_words(found)] if found else []
-                told.advance()
+                capacity = self.simulated(*size)
+                progress.findings += [_in_words(capacity)] if capacity else []
+                progress.advance()
         if not self.sizes:
             reasons = "; ".join(out.reason for out in self.left_out.values() if out is not _LOG)
-            key = "global_batch" if self.asked.global_batch is not None else "cluster"
+            key = "global_batch" if self.question.global_batch is not None else "cluster"
             raise InputError(key, f"no world size can be had: {reasons}")
 
     def simulated(self, nodes: int, gpus_per_node: int) -> Capacity | None:
         """Simulate a size with its interval; None, and the reason, where it cannot be had."""
         try:
-            scenario = self.asked.at(nodes, gpus_per_node)
+            scenario = self.question.at(nodes, gpus_per_node)
             result = predict(scenario)
-            found = _capacity(self.asked, scenario, result)
+            capacity = _capacity(self.question, scenario, result)
         except (InputError, ScenarioError) as error:
             self.leave_out(nodes, gpus_per_node, error)
             return None
-        self.sizes[found.gpus], self.results[found.gpus] = found, result
-        return found
+        self.sizes[capacity.gpus], self.results[capacity.gpus] = capacity, result
+        return capacity
 
     def leave_out(self, nodes: int, gpus_per_node: int, error: InputError | ScenarioError) -> None:
         """Note that a size cannot be had, together with others for the same key."""
         fault = error if isinstance(error, InputError) else error.problems[0]
         size, key, message = f"{nodes} x {gpus_per_node}", fault.key, fault.message
-        known = self.left_out.get(key)
+        earlier = self.left_out.get(key)
         self.left_out[key] = (
-            replace(known, sizes=tuple(dict.fromkeys((*known.sizes, size))))
-            if known
+            replace(earlier, sizes=tuple(dict.fromkeys((*earlier.sizes, size))))
+            if earlier
             else SizesLeftOut((size,), message if key == "global_batch" else f"{key}: {message}")
         )
 
@@ -108,14 +108,14 @@ class WorldSizes:
         numbers = [nodes for nodes in range(low, high + 1) if self._reshards(nodes)]
         while len(numbers) > 2:
             half = len(numbers) // 2
-            found = self.simulated(numbers[half], self.asked.scenario.cluster.gpus_per_node)
-            if found is None:
+            capacity = self.simulated(numbers[half], self.question.scenario.cluster.gpus_per_node)
+            if capacity is None:
                 return
-            numbers = numbers[: half + 1] if is_high(found) else numbers[half:]
+            numbers = numbers[: half + 1] if is_high(capacity) else numbers[half:]
 
     def _reshards(self, nodes: int) -> bool:
         """Whether the ranks that keep a copy divide those of so many nodes."""
-        scenario = self.asked.scenario
+        scenario = self.question.scenario
         if scenario.ddp.reshards_among(1):
             return True
         cluster = scenario.cluster.resized(nodes, scenario.cluster.gpus_per_node)
@@ -124,10 +124,10 @@ class WorldSizes:
 
     def _times(self, numbers: Iterable[int]) -> list[tuple[int, float]]:
         """Node counts with the seconds of the whole work."""
-        whole = self.asked.scenario.cluster.gpus_per_node
-        scenarios = [self.asked.at(nodes, whole) for nodes in numbers]
-        with stage("more world sizes", len(scenarios)) as told:
-            briefs = simulate_many(scenarios, told.advance)
+        whole = self.question.scenario.cluster.gpus_per_node
+        scenarios = [self.question.at(nodes, whole) for nodes in numbers]
+        with stage("more world sizes", len(scenarios)) as progress:
+            briefs = simulate_many(scenarios, progress.advance)
         return [
             (scenario.cluster.nodes, self._expected_s(scenario, brief.iteration_time_s.mean))
             for scenario, brief in zip(scenarios, briefs, strict=True)
@@ -136,22 +136,22 @@ class WorldSizes:
     def _expected_s(self, scenario: Scenario, step_s: float) -> float:
         """The time of the whole work; its steps are as sure as those of the largest size."""
         if scenario.reliability is None:
-            return self.asked.time_s(scenario, step_s)
+            return self.question.time_s(scenario, step_s)
         last = self.results[max(self.results)]
         edges_s, share = last.edges_s, step_s / last.iteration_time_s.mean
         if edges_s:
             edges_s = (share * edges_s[0], share * edges_s[1])
         try:
-            return self.asked.campaign(scenario, step_s, edges_s).certain_s()
+            return self.question.campaign(scenario, step_s, edges_s).certain_s()
         except InputError:  # it makes no progress
             return inf
 
     def how_searched(self) -> str:
         """Which numbers of nodes were tried, in words."""
-        most = self.asked.max_gpus // self.asked.scenario.cluster.gpus_per_node
-        if self.asked.of_a_log:
+        most = self.question.max_gpus // self.question.scenario.cluster.gpus_per_node
+        if self.question.of_a_log:
             return "the scenario's own ranks, on which its log was measured"
-        if self.asked.global_batch is not None:
+        if self.question.global_batch is not None:
             return f"every number of nodes to {most} whose GPUs divide the global batch"
         return f"nodes in powers of two, to {most}{self.searched}"
 
@@ -161,21 +161,21 @@ def _in_words(size: Capacity) -> str:
     return f"{counted(size.gpus, 'GPU')}: {step} a step, {whole} for the target"
 
 
-def _ladder(asked: Question) -> list[tuple[int, int]]:
+def _ladder(question: Question) -> list[tuple[int, int]]:
     """Sizes to try, as nodes and GPUs of each: parts of a node only where the scenario has one."""
-    cluster, whole = asked.scenario.cluster, asked.scenario.cluster.gpus_per_node
-    if asked.of_a_log:
+    cluster, whole = question.scenario.cluster, question.scenario.cluster.gpus_per_node
+    if question.of_a_log:
         return [(cluster.nodes, whole)]
-    most = asked.max_gpus // whole
-    parts = _powers_of_two(min(whole - 1, asked.max_gpus)) if cluster.nodes == 1 else []
-    if asked.global_batch is None:
+    most = question.max_gpus // whole
+    parts = _powers_of_two(min(whole - 1, question.max_gpus)) if cluster.nodes == 1 else []
+    if question.global_batch is None:
         network = cluster.link("inter_node")
         leaf = network.nodes_per_leaf if isinstance(network, InterNode) else None
         under_one_leaf = [leaf] if leaf and leaf <= most else []
         numbers = sorted({*_powers_of_two(most), *under_one_leaf, *([most] if most else [])})
     else:
         powers = set(_powers_of_two(most))  # those that do not divide are named
-        numbers = [n for n in range(1, most + 1) if n in powers or asked.has(n * whole)]
+        numbers = [n for n in range(1, most + 1) if n in powers or question.has(n * whole)]
     return [*((1, gpus) for gpus in parts), *((nodes, whole) for nodes in numbers)]
 
 
@@ -183,14 +183,14 @@ def _powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
+def _capacity(question: Question, scenario: Scenario, result: Result) -> Capacity:
     step_s, cluster = result.iteration_time_s.mean, scenario.cluster
     gpus = cluster.gpus
     edges, memory = result.edges_s, result.memory_bytes_per_gpu
-    time_s = asked.time_s(scenario, step_s)
+    time_s = question.time_s(scenario, step_s)
     fits: bool | None = memory.fits
-    run = asked.campaign(scenario, step_s, edges).long_run() if scenario.reliability else None
-    paid, device = run.paid_gpus if run else gpus, cluster.device
+    run = question.campaign(scenario, step_s, edges).long_run() if scenario.reliability else None
+    paid, device, site = run.paid_gpus if run else gpus, cluster.device, question.site
     return Capacity(
         gpus=gpus,
         nodes=cluster.nodes,
@@ -202,19 +202,19 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
         throughput_samples_per_s=result.throughput_samples_per_s,
         scaling_efficiency=result.scaling_efficiency,
         marginal_efficiency=None,
-        steps=asked.steps(scenario),
+        steps=question.steps(scenario),
         time_s=time_s,
         time_interval_s=edges
-        and (asked.time_s(scenario, edges[0]), asked.time_s(scenario, edges[1])),
+        and (question.time_s(scenario, edges[0]), question.time_s(scenario, edges[1])),
         gpu_hours=gpu_hours(gpus, time_s),
-        cost=asked.cost(gpus, time_s),
+        cost=question.cost(gpus, time_s),
         memory_bytes=memory.total,
         fits=None if fits and memory.activations is None else fits,
         bottleneck=f"{result.bottleneck.kind}: {result.bottleneck.text}",
-        warnings=tuple(said for said in result.warnings if fits or OUT_OF_MEMORY not in said),
-        samples_factor=asked.growth(scenario),
+        warnings=tuple(text for text in result.warnings if fits or OUT_OF_MEMORY not in text),
+        samples_factor=question.growth(scenario),
         tokens_per_s=result.training.tokens_per_s if result.training else None,
         mfu=result.training.mfu if result.training else None,
         long_run=run,
-        energy=energy_of(asked.site, device, result, paid, run or time_s) if asked.site else None,
+        energy=energy_of(site, device, result, paid, run or time_s) if site else None,
     )
