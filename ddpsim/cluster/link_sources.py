@@ -148,9 +148,8 @@ def _near_a_part(cluster: Cluster, link: IntraNode | InterNode) -> str:
     network = machine.inter_node if machine else None
     if machine is None or network is None or not isinstance(link, InterNode):
         return ""
-    if (
-        stated and "nics_per_node" in stated.written_fields
-    ) or link.nics_per_node == network.nics_per_node:
+    is_stated = stated and "nics_per_node" in stated.written_fields
+    if is_stated or link.nics_per_node == network.nics_per_node:
         return ""
     gpus = f"{cluster.gpus_per_node} of {machine.gpus_per_node} GPUs"
     return f", the nearest of {network.nics_per_node} NICs to {gpus}"

@@ -258,10 +258,8 @@ class _Diagnosing:
     def _simulated_candidates(self, progress: Stage) -> list[Hypothesis]:
         """Simulate all candidates together, each at all of its sizes."""
         candidates = self._candidates()
-        changes = [
-            self._changes(each, size) for each in candidates for size in each.sizes(self.case)
-        ]
-        self.predictor.simulate(changes, progress.advance)
+        pairs = [(each, size) for each in candidates for size in each.sizes(self.case)]
+        self.predictor.simulate([self._changes(*pair) for pair in pairs], progress.advance)
         return candidates
 
     def _near(self, hypothesis: Hypothesis) -> _Near | None:

@@ -100,10 +100,8 @@ def _over_sockets(case: Case, _: float) -> Change:
 
 def _management_networks(case: Case) -> Sequence[float]:
     """Rates of Ethernet ports that are much slower than the network of the scenario."""
-    stated_bytes_per_s = rate_of(case.inter) * case.inter.nics_per_node if case.inter else 0.0
-    return [
-        rate for gbit in _OF_MANAGEMENT if (rate := gbit * _GBIT_PER_S) < stated_bytes_per_s / 2
-    ]
+    half = rate_of(case.inter) * case.inter.nics_per_node / 2 if case.inter else 0.0
+    return [rate for gbit in _OF_MANAGEMENT if (rate := gbit * _GBIT_PER_S) < half]
 
 
 def _over_management(_: Case, rate: float) -> Change:

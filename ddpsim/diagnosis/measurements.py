@@ -21,6 +21,7 @@ _STEPS = (
     '"batch 16: 1 s"'
 )
 _SIZES = 'write the row of nccl-tests as "64 MiB: 12 ms"'
+_Reader = Callable[[str, Cluster], list[Measurement]]
 
 
 def measurements_in(cluster: Cluster, texts: Mapping[str, str | None]) -> list[Measurement]:
@@ -108,9 +109,7 @@ def _data_waits(text: str, cluster: Cluster) -> list[Measurement]:
     return _time_reader("data_wait", may_be_none=True)("0 s" if is_made else text, cluster)
 
 
-def _time_reader(
-    quantity: Quantity, *, may_be_none: bool
-) -> Callable[[str, Cluster], list[Measurement]]:
+def _time_reader(quantity: Quantity, *, may_be_none: bool) -> _Reader:
     """A reader of one time on the scenario's own ranks; that of a wait may be 0."""
 
     def read(text: str, cluster: Cluster) -> list[Measurement]:
@@ -165,7 +164,7 @@ def _filled(count: int, cluster: Cluster) -> tuple[int, int]:
     return count // of_a_node, of_a_node
 
 
-_READERS: dict[str, Callable[[str, Cluster], list[Measurement]]] = {
+_READERS: dict[str, _Reader] = {
     "measured": _steps,
     "without_sync": _time_reader("without_sync", may_be_none=False),
     "exposed": _time_reader("exposed", may_be_none=True),

@@ -205,11 +205,9 @@ class Node(NamedTuple):
 
 def encoded(job: str, nodes: Iterable[Node]) -> bytes:
     """A file of a job's nodes."""
-    attributes = {"job": job, "simulated_by": "ddpsim"}
+    labels = {"job": job, "simulated_by": "ddpsim"}
     head = _text(1, SCHEMA)
-    head += b"".join(
-        _field(2, _text(1, name) + _text(29, value)) for name, value in attributes.items()
-    )
+    head += b"".join(_field(2, _text(1, name) + _text(29, text)) for name, text in labels.items())
     return b"".join(map(_behind_length, (head, *map(_node, nodes))))
 
 

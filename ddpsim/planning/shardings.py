@@ -40,12 +40,9 @@ def _as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
     """Units and precision of FSDP1 as those of fully_shard; None where it has none."""
     if ddp.fsdp1 is None:
         return None
-    options = ddp.fsdp1.model_dump(mode="json")
-    mixed = options["mixed_precision"]
-    return {
-        "units": options["units"],
-        "mixed_precision": {k: mixed[k] for k in ("param", "reduce")},
-    }
+    flat = ddp.fsdp1.model_dump(mode="json")
+    mixed = flat["mixed_precision"]
+    return {"units": flat["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
 
 
 def strategy_name(settings: Sequence[str]) -> str:

@@ -269,10 +269,8 @@ class _Search:
         if fitting:
             first = min(fitting, key=lambda choice: choice.sample_s)
             step = format_duration(first.brief.iteration_time_s.mean)
-            progress.findings = [
-                f"best so far: {step} a step with",
-                *(first.settings or ("no change",)),
-            ]
+            settings = first.settings or ("no change",)
+            progress.findings = [f"best so far: {step} a step with", *settings]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._outcomes[settings] = None

@@ -214,10 +214,8 @@ def verdict(
     else:
         text += "not normal, outside the interval"
     likely = [each for each in causes if each.probability >= WORTH_SAYING][:_MOST]
-    explanations = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
-    return Verdict(
-        measured_s, difference, normal, text, tuple(stretches), explanations, tuple(causes)
-    )
+    words = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
+    return Verdict(measured_s, difference, normal, text, tuple(stretches), words, tuple(causes))
 
 
 def _compared(measured_s: float, predicted_s: float) -> str:

@@ -171,12 +171,8 @@ def drawn_step(timeline: Timeline, ranks: Iterable[int], ring_of: RingOf) -> Dra
         typical.length_ns,
         typical.backward_start_ns - typical.start_ns,
         tuple(
-            replace(
-                drawn,
-                ranks=tuple(sorted(same_ranks)),
-                is_slowest=timeline.slowest_rank in same_ranks,
-            )
-            for drawn, same_ranks in alike.items()
+            replace(drawn, ranks=tuple(sorted(group)), is_slowest=timeline.slowest_rank in group)
+            for drawn, group in alike.items()
         ),
     )
 

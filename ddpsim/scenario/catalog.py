@@ -243,9 +243,7 @@ def device_table(name: str) -> dict[str, Any]:
 def spellings(kind: str) -> dict[str, list[str]]:
     """Every name of a `model`, `device` or `machine`, with its other spellings."""
     listed, aliases = _KINDS[kind]
-    return {
-        name: [alias for alias, target in aliases.items() if target == name] for name in listed()
-    }
+    return {name: [other for other, main in aliases.items() if main == name] for name in listed()}
 
 
 def board_watts(device: str) -> float | None:

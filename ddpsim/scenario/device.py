@@ -129,10 +129,9 @@ class Device(Spec):
     @property
     def two_byte_hooks(self) -> tuple[str, str]:
         """Hooks that send 16 bits, the better one first: bfloat16 has float32's range."""
-        has_bf16 = "bf16" in self.peak_flops_per_s
-        return (
-            ("bf16_compress", "fp16_compress") if has_bf16 else ("fp16_compress", "bf16_compress")
-        )
+        if "bf16" in self.peak_flops_per_s:
+            return "bf16_compress", "fp16_compress"
+        return "fp16_compress", "bf16_compress"
 
     @property
     def optimizer_bytes_per_s(self) -> float:

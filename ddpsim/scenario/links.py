@@ -79,13 +79,10 @@ class IntraNode(_Link):
 
     def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
         """Gives a link of another bandwidth, and of a switch in proportion."""
-        own_bytes_per_s = self.bandwidth_bytes_per_s
-        switch_bytes_per_s = self.switch_bandwidth_bytes_per_s
-        update = {"bandwidth_bytes_per_s": bytes_per_s}
-        if own_bytes_per_s and switch_bytes_per_s:
-            update["switch_bandwidth_bytes_per_s"] = switch_bytes_per_s * (
-                bytes_per_s / own_bytes_per_s
-            )
+        before, update = self.bandwidth_bytes_per_s, {"bandwidth_bytes_per_s": bytes_per_s}
+        if before and self.switch_bandwidth_bytes_per_s:
+            switch_bytes_per_s = self.switch_bandwidth_bytes_per_s * (bytes_per_s / before)
+            update["switch_bandwidth_bytes_per_s"] = switch_bytes_per_s
         return self.model_copy(update=update)
 
 

@@ -143,9 +143,8 @@ class Scenario(Spec):
             return self
         instead = self._precision_instead("bf16")
         if workload.optimizer.masters:
-            reason = (
-                f"copies parameters in 16 bits, but those of {workload.precision} are in float32"
-            )
+            precision = workload.precision
+            reason = f"copies parameters in 16 bits, but those of {precision} are in float32"
             raise fail(f"{reason}; {instead}", "workload.optimizer.masters")
         if workload.lora and workload.lora.base:
             reason = "is cast to bfloat16 for each product"

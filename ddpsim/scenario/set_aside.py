@@ -17,9 +17,10 @@ _USUAL["bucket_cap_mb"] = "ddp.bucket_cap_mb=default"
 
 
 def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> tuple[str, ...]:
-    """What takes back the options of the section `ddp` that a strategy has not, but others have.
+    """Settings that take back the options of the section `ddp` that only other strategies have.
 
-    Without a strategy, those of any. `clips`: the loop clips gradients, as DeepSpeed does itself.
+    An empty strategy takes back those of all. `clips`: the loop clips gradients, which DeepSpeed
+    does itself.
     """
     others = [key for key, owners in OF_STRATEGIES.items() if strategy not in owners]
     if strategy not in other_strategies():
@@ -28,11 +29,9 @@ def set_aside(ddp: Mapping[str, Any], strategy: str, *, clips: bool = False) -> 
     settings += tuple(f"ddp.{key}=null" for key in others if ddp.get(key) is not None)
     if ddp.get("no_sync") is False and strategy not in ("", *OMIT_SYNC):
         settings += ("ddp.no_sync=true",)
-    return (
-        (*settings, "workload.clip_grad_norm=null")
-        if clips and strategy == "deepspeed"
-        else settings
-    )
+    if clips and strategy == "deepspeed":
+        settings += ("workload.clip_grad_norm=null",)
+    return settings
 
 
 def _without_ddp_options(ddp: Mapping[str, Any]) -> tuple[str, ...]:
