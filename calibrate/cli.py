@@ -39,7 +39,7 @@ from ddpsim.cli import new_app, run_app
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.cluster import SCHEMA as PROFILE_SCHEMA
 from ddpsim.importers.profiles.cluster import ClusterProfile
-from ddpsim.scenario.options.model_file import MODEL_SCHEMA, read_known
+from ddpsim.scenario.options.model_file import MODEL_SCHEMA, read_model_file
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
 
@@ -263,7 +263,7 @@ def profile(
         document = run(work, options, local)
     if not is_first(local):
         return
-    document = document or read_known(str(output), output).document
+    document = document or read_model_file(str(output), output).document
     for warning in document["measured"]["warnings"]:
         print(f"warning   {warning}", file=sys.stderr)
     print(f"{output}: use it as workload.model")

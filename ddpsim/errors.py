@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import ParamSpec, TypeVar
 
-_Asked = ParamSpec("_Asked")
+_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
@@ -73,7 +73,7 @@ class ImportFailedError(DdpsimError):
 
 
 def attempted(
-    call: Callable[_Asked, _Result], *args: _Asked.args, **options: _Asked.kwargs
+    call: Callable[_Parameters, _Result], *args: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result | DdpsimError:
     """Return what a call returns, or the error of ddpsim that it raises."""
     try:

@@ -17,7 +17,7 @@ from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.set_aside import set_aside
 
-_OWN = ("deepspeed", "fully_shard")  # options that another strategy's scenario has not
+_SECTIONS = ("deepspeed", "fully_shard")  # of options that a scenario of another strategy lacks
 _STAGE = "ddp.deepspeed.stage"
 _PARAMS = "ddp.deepspeed.params"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
@@ -65,7 +65,9 @@ def own_options(document: Document) -> dict[str, Any]:
     The section of its strategy is empty, for the defaults, where the scenario has none.
     """
     ddp = parse(document).ddp
-    sections = {key: document.data["ddp"][key] for key in _OWN if getattr(ddp, key) is not None}
+    sections = {
+        key: document.data["ddp"][key] for key in _SECTIONS if getattr(ddp, key) is not None
+    }
     if ddp.is_fully_sharded or ddp.strategy == "deepspeed":
         sections.setdefault("deepspeed" if ddp.strategy == "deepspeed" else "fully_shard", {})
     flat = _as_fully_shard(ddp)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from ddpsim.errors import shown
-from ddpsim.scenario.options.model_file import read_known, table_of
+from ddpsim.scenario.options.model_file import read_model_file, table_of
 from ddpsim.scenario.quantity import source_file
 from ddpsim.scenario.suggest import did_you_mean, most_like
 
@@ -147,7 +147,9 @@ _DEVICE_ALIASES = {
     **{name: f"rtx-{name}" for name in ("3060", "3080", "3090", "4080", "4090", "5080", "5090")},
     **{name: f"rtx-{name}" for name in ("a4000", "a5000", "a6000")},
 }
-_OWN = ". Or your own: `ddpsim calibrate capture MODULE:FUNCTION -o model.json`, then model.json"
+_CAPTURE_HINT = (
+    ". Or your own: `ddpsim calibrate capture MODULE:FUNCTION -o model.json`, then model.json"
+)
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct")
 
 
@@ -180,7 +182,7 @@ def is_measured_alone(value: Any, info: ValidationInfo) -> bool:
     if not isinstance(value, str) or not value.endswith(".json"):
         return False
     with suppress(ValueError):  # which the key itself tells
-        return read_known(value, source_file(value, info).path.resolve()).table is None
+        return read_model_file(value, source_file(value, info).path.resolve()).table is None
     return False
 
 
@@ -190,7 +192,7 @@ def model_table(name: str) -> dict[str, Any]:
     Raises ValueError for a file without a captured part.
     """
     if name.endswith(".json"):
-        if (table := read_known(name, Path(name)).table) is None:
+        if (table := read_model_file(name, Path(name)).table) is None:
             raise ValueError(f"{shown(name)} holds a measurement alone; use it as workload.profile")
         return table
     return table_of(zoo_document(name))
@@ -286,7 +288,7 @@ def resolve(kind: str, name: str) -> str:
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     near = ", ".join(most_like(folded, known_as))
-    hint = _OWN if kind == "model" else ""
+    hint = _CAPTURE_HINT if kind == "model" else ""
     raise ValueError(
         f"unknown {kind} {shown(name)}. Nearest: {near}; `ddpsim list {kind}s` prints "
         f"all {len(names)}{hint}"

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.options.model_file import read_known
+from ddpsim.scenario.options.model_file import read_model_file
 from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
 
@@ -70,7 +70,7 @@ def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
 def captured_text(path: Path) -> str:
     """The YAML of a scenario with a model's file; raises InputError for what is none."""
     try:
-        model = read_known(str(path), path)
+        model = read_model_file(str(path), path)
     except ValueError as error:
         raise InputError("model", str(error)) from None
     table, measured = model.table or {}, model.measured

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
-from ddpsim.scenario.options.model_file import read_known
+from ddpsim.scenario.options.model_file import read_model_file
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import StepTime, Workload
@@ -125,7 +125,7 @@ def _source_model(scenario: Scenario) -> Model:
 def _with_measured(scenario: Scenario, estimated: Model, table: dict[str, Any]) -> Model:
     """A captured model with the times that were measured of it, if its file has some."""
     path = Path(scenario.workload.model or "")
-    document = read_known(str(path), path)
+    document = read_model_file(str(path), path)
     if document.measured is None:
         return estimated
     from ddpsim.importers.profiles.model import measured_profile  # noqa: PLC0415 -- few are measured

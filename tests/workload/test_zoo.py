@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddpsim.scenario.catalog import model_names, model_table, zoo_document
-from ddpsim.scenario.options.model_file import read_known, table_of
+from ddpsim.scenario.options.model_file import read_model_file, table_of
 from ddpsim.workload.zoo.step import step_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -204,7 +204,7 @@ def test_a_table_is_a_captured_model(name: str, tmp_path: Path) -> None:
     """It passes the checks of a user's own file, and keeps its parameters in float32."""
     path = tmp_path / "model.json"
     path.write_text(json.dumps(zoo_document(name)), encoding="utf-8")
-    assert read_known(name, path).parameters.dtype == "float32"
+    assert read_model_file(name, path).parameters.dtype == "float32"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ from calibrate.records.rounds import ModelOptions
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
-from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, read_known
+from ddpsim.scenario.options.model_file import LATER, MODEL_SCHEMA, read_model_file
 from ddpsim.units import format_duration
 from ddpsim.wording import counted
 
@@ -299,7 +299,7 @@ def with_other_part(document: Document, path: Path) -> Document:
     Raises MeasureError where that is of another model.
     """
     try:
-        there = read_known(str(path), path).document
+        there = read_model_file(str(path), path).document
     except ValueError:
         return document
     other = {part: there.get(part) for part in ("captured", "measured") if part not in document}

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.importers.text import ForeignFile, header_of, read_text
-from ddpsim.scenario.options.model_file import ITEM_BYTES, Known, known_of
+from ddpsim.scenario.options.model_file import ITEM_BYTES, ModelFile, parse_model_file
 from ddpsim.scenario.quantity import SourceFile
 
 _LIST_COLUMNS = ("name", "shape", "dtype")
@@ -97,7 +97,7 @@ def profile_of(name: str, text: str) -> ModelProfile:
     if not text.lstrip().startswith("{"):
         return _read_csv(name, text)
     try:
-        return measured_profile(name, known_of(text))
+        return measured_profile(name, parse_model_file(text))
     except ValueError as error:
         raise ImportFailedError(name, str(error)) from None
 
@@ -149,9 +149,9 @@ def _read_csv(name: str, text: str) -> ModelProfile:
     return ModelProfile(name, tuple(parameters), in_registration_order=False)
 
 
-def measured_profile(name: str, known: Known) -> ModelProfile:
+def measured_profile(name: str, file: ModelFile) -> ModelProfile:
     """The measured part of a model's file; raises ImportFailedError where it has none."""
-    parameters, measured = known.parameters, known.measured
+    parameters, measured = file.parameters, file.measured
     if measured is None:
         raise ImportFailedError(
             name,
@@ -179,7 +179,7 @@ def measured_profile(name: str, known: Known) -> ModelProfile:
                 )
             ),
             "in_registration_order": True,
-            "buffers": tuple(zip(known.buffers.dtypes, known.buffers.numels, strict=True)),
+            "buffers": tuple(zip(file.buffers.dtypes, file.buffers.numels, strict=True)),
             "iterations_s": tuple(map(tuple, measured.iterations_s)),
             "interference_exponent": exponent
             if exponent is None

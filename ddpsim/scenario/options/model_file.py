@@ -276,8 +276,8 @@ def _within(places: list[Any], count: int, key: str) -> None:
         raise ValueError(f"{key}: {shown(wrong)} is no place among {count}")
 
 
-class Known(NamedTuple):
-    """What a file says; `table`: the model and its captured part as one, or None without it."""
+class ModelFile(NamedTuple):
+    """A model's file; `table`: the model and its captured part as one, or None without it."""
 
     document: dict[str, Any]
     table: dict[str, Any] | None
@@ -293,8 +293,8 @@ def table_of(document: dict[str, Any]) -> dict[str, Any]:
     return shared | captured
 
 
-def read_known(given: str, path: Path) -> Known:
-    """What a model's file says; `given`: what the user calls it. Raises ValueError."""
+def read_model_file(given: str, path: Path) -> ModelFile:
+    """Read a model's file, which the user calls `given`; raises ValueError."""
     try:
         state = path.stat()
         return _read(given, path, state.st_mtime_ns, state.st_size)
@@ -305,12 +305,12 @@ def read_known(given: str, path: Path) -> Known:
 
 
 @cache
-def _read(given: str, path: Path, changed_ns: int, size_bytes: int) -> Known:  # noqa: ARG001 - of the cache
-    return known_of(read_regular(path, _MOST_BYTES).decode("utf-8-sig"))
+def _read(given: str, path: Path, changed_ns: int, size_bytes: int) -> ModelFile:  # noqa: ARG001 - of the cache
+    return parse_model_file(read_regular(path, _MOST_BYTES).decode("utf-8-sig"))
 
 
-def known_of(text: str) -> Known:
-    """What the text of a model's file says; raises ValueError."""
+def parse_model_file(text: str) -> ModelFile:
+    """Parse the text of a model's file; raises ValueError."""
     try:
         document: Any = json_of(text)
     except ValueError as error:
@@ -328,4 +328,4 @@ def known_of(text: str) -> Known:
         what = f"{place}: {in_own_words(first)}" if place else in_own_words(first)
         raise ValueError(f"this is no {MODEL_SCHEMA}: {what}; {_AGAIN}") from None
     table = table_of(document) if file.captured else None
-    return Known(document, table, file.parameters, file.buffers, file.measured)
+    return ModelFile(document, table, file.parameters, file.buffers, file.measured)

@@ -26,7 +26,7 @@ from calibrate.measure.errors import MeasureError
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import zoo_document
-from ddpsim.scenario.options.model_file import read_known
+from ddpsim.scenario.options.model_file import read_model_file
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.operators import MULTIPLYING, Operator
@@ -338,7 +338,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(
     text = json.dumps(document | (change or {}))
     path.write_text(text if change else text[: len(text) // 2], encoding="utf-8")
     with pytest.raises(ValueError, match=r"^'model\.json': ") as raised:
-        read_known("model.json", path)
+        read_model_file("model.json", path)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
