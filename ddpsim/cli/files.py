@@ -120,7 +120,7 @@ def check(
 
 
 def _checked(file: Path, settings: Sequence[str], required: Sequence[Requirement]) -> list[str]:
-    """Say that a scenario is right, and return what it does not keep to."""
+    """Print that a scenario is right, and return the requirements that it fails."""
     from ddpsim.prediction.api import load_scenario, predict
     from ddpsim.prediction.resolve import resolve
     from ddpsim.result.requirements import memory_failure

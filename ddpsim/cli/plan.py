@@ -280,7 +280,7 @@ def plan(
 
 
 def _failures(mtbf: str | None, spares: str | None) -> list[str]:
-    """The options as settings of the scenario."""
+    """The options about failures, as settings of the scenario."""
     settings = [] if mtbf is None else ["reliability.failures=null", f"reliability.mtbf={mtbf}"]
     return settings if spares is None else [*settings, f"reliability.spares={spares}"]
 

@@ -36,9 +36,9 @@ class PlainRun(NamedTuple):
 
 
 def plain_run(arguments: Sequence[str]) -> PlainRun | None:
-    """A command line as a run that asks for nothing else; None is left to typer.
+    """The options of a plain `ddpsim run`; None for any other command line, which typer reads.
 
-    Typer also has what is wrong, what asks for help, and Windows, where it expands file names.
+    Typer also reads wrong options, --help, and all on Windows, where it expands file names.
     """
     if sys.platform == "win32" or "_DDPSIM_COMPLETE" in os.environ or arguments[:1] != ["run"]:
         return None
@@ -78,9 +78,9 @@ def main() -> None:
 
 
 def import_when_used(name: str, functions: Sequence[str]) -> None:
-    """Whoever imports this module gets a stand-in, which becomes it when something is asked of it.
+    """Put a stand-in in a module's place, which imports the module once an attribute is used.
 
-    Functions that are imported from it are those of the module once they are called.
+    `functions` can be imported from the stand-in; they import the module once they are called.
     """
     if name in sys.modules:
         return

@@ -45,8 +45,8 @@ class Change:
 class Case:
     """A scenario and its job on one layout; `whole`: on all of the scenario's own ranks.
 
-    `factors`: of all that is asked of it, as a `Change` has them.
-    It keeps what was asked of it: several diagnoses of one scenario share their simulations.
+    `factors`: those of every change to it, as a `Change` has them. A case keeps its simulations,
+    which several diagnoses of one scenario share.
     """
 
     stated: Scenario
@@ -75,10 +75,10 @@ class Case:
         accumulation: int | None = None,
         batch: int | None = None,
     ) -> Case:
-        """Puts this job on other ranks, the first ones, or gives it other micro-batches or samples.
+        """Puts this job on its first ranks alone, or gives it other micro-batches or samples.
 
-        A log of the scenario's own ranks says nothing of others: there the links answer. A measured
-        step grows with its samples (assumed). Raises ScenarioError where it does not fit.
+        Links price the all-reduces there, as a log is of the scenario's own ranks. A measured step
+        grows with its samples (assumed). Raises ScenarioError where the job does not fit.
         """
         layout = self.cluster.nodes, self.cluster.gpus_per_node
         changes: list[str] = []
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def is_estimated(self) -> bool:
-        """Whether compute is: then its options are not those of a measured step."""
+        """Whether compute times are estimated, so that they follow the scenario's options."""
         return self.job.model.basis == "roofline"
 
     @property

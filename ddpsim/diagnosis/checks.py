@@ -45,7 +45,7 @@ class Check:
     replaces: str = ""
 
     def outcomes(self, case: Case, suspects: Sequence[Suspect]) -> list[str]:
-        """What each cause lets it show: those with the same words are not told apart."""
+        """What the check shows under each suspect; it cannot tell apart those with equal words."""
         if self.usual is not None:
             usual = self.usual(case)
             return [each.hypothesis.signs.get(self.key, usual) for each in suspects]

@@ -286,14 +286,14 @@ class _Diagnosing:
         return float(np.linalg.norm((values - self.seen.logs) / self.seen.noise))
 
     def _is_shown(self, hypothesis: Hypothesis) -> bool:
-        """Whether a log or a trace shows what it makes otherwise than expected."""
+        """Whether a log or a trace shows an unexpected fact that the hypothesis explains."""
         unexpected = [fact for fact in self.facts if fact.seen != fact.expected]
         return any(hypothesis.shows.get(fact.name) == fact.seen for fact in unexpected)
 
     def _explains(self, values: Array) -> bool:
-        """Whether it would be noticed, and is not farther from what was measured than nothing is.
+        """Whether predictions differ from a healthy job's, and fit the measurements no worse.
 
-        A fault of the network, of which little is known, else explains a step that is too short.
+        A network fault, whose times are uncertain, would else explain a step that is too short.
         """
         is_seen = np.max(np.abs(values - self.healthy)) >= _SEEN
         return bool(is_seen) and self._distance(values) < self._distance(self.healthy) + _FARTHER

@@ -22,7 +22,7 @@ _NAMED, _FROM_TIMES = 0.99, 0.95
 
 
 def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
-    """Lists the facts of a log that the scenario has an opinion of."""
+    """Lists the facts of a log for which the scenario says what to expect."""
     per_node = case.cluster.gpus_per_node
 
     def is_within(each: Connection) -> bool:
@@ -72,7 +72,7 @@ def _probability(fact: Fact, shows: Mapping[str, str]) -> float:
 
 
 def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
-    """Without NVLink both ways may be usual, and tell which is slow; the network is not."""
+    """The path between GPUs of a node; without NVLink, peer-to-peer and host memory are usual."""
     if not connections or case.intra is None:
         return
     ways = Counter(each.way for each in connections)

@@ -1,7 +1,7 @@
 """What a changed job predicts of each measurement, and what its uncertain inputs do to that.
 
-Times are compared by their logarithm. Of waits, which may be none, so much of a step is added that
-what is less does not count.
+Times are compared by their logarithm. A wait, which may be 0, is compared after a small part of the
+step is added to it, so that shorter waits do not count.
 
 How likely predictions make what was measured tells how large a graded cause is. All logarithms of
 times are normal: each uncertain input moves those of all measurements together, and each
@@ -137,7 +137,7 @@ class Changed:
         return {**self.factors, "data": _NO_TIME}
 
     def _own_s(self, job: Job | None = None) -> float:
-        """A usual rank's own work; of another job than its own, if that is given."""
+        """A usual rank's own work, in this job or in another."""
         factors = {"compute": self._factor("compute"), "host": self._factor("host")}
         return (job or self.job).compute_only_s(**factors)
 
@@ -174,8 +174,7 @@ def _with_equal_ranks(case: Case, change: Change) -> Job:
 class Predictor:
     """Predicts the same measurements of one scenario under many changes, as logarithms.
 
-    `pace`: how many times as long as a calm step the scenario's noise makes it. `measured`: what
-    was measured.
+    `pace`: the scenario's noisy step over its calm one.
     """
 
     def __init__(self, cases: Sequence[Case], measured: Sequence[Measurement], pace: float) -> None:
@@ -235,12 +234,12 @@ class Predictor:
         return log(max(seconds, 0.0) + _UNCOUNTED * self._cases[index].step_s)
 
     def _is_unequal(self, index: int, changed: Changed) -> bool:
-        """Whether ranks that are taken as equal lengthen it."""
+        """Whether a measurement is longer than predicted because ranks were taken as equal."""
         is_step = self._measurements[index].quantity == "step"
         return changed.job.ranks_taken_as_equal and is_step
 
     def _column(self, index: int, changed: Changed) -> list[float]:
-        """What moves one measurement."""
+        """How far a standard deviation of each input moves one measurement."""
         value = self._logged(index, changed)
         moved = {k: self._logged(index, each) - value for k, each in _varied(changed).items()}
         network = moved.get("network", 0.0) * _OF_NETWORK
@@ -256,7 +255,7 @@ class Predictor:
 
 
 def _varied(changed: Changed) -> dict[str, Changed]:
-    """Copies of a change by input, with a standard deviation more of it."""
+    """Copies of a change by input, each with that input a standard deviation larger."""
     cluster = changed.job.scenario.cluster
     is_of_host = cluster.nodes == 1 and inside(cluster)[1] is not None
     most = {"network": _OF_HOST} if is_of_host else {}

@@ -125,7 +125,7 @@ class _Side:
 
     @property
     def hidden_s(self) -> float:
-        """Communication under compute that nobody has calibrated the interference of."""
+        """Communication that overlaps compute, where no interference is calibrated."""
         brief, calibrated = self.brief, self.job.network.interference is not None
         return 0.0 if calibrated else brief.comm_time_s - brief.exposed_comm_s
 
@@ -287,7 +287,7 @@ def _unlike(scenario: Scenario) -> str:
 
 
 def _others(key: str, current: object, *values: object, note: str = "") -> Iterator[_Changed]:
-    """A key with each of some values that is not its own; a switch with the other one."""
+    """A key with each of some values but its current one; without values, a switch turned over."""
     yield from (([setting(key, each)], note) for each in values or (True, False) if each != current)
 
 

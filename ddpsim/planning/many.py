@@ -38,7 +38,7 @@ def simulate_many(
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A scenario that was not simulated: its step takes no less than in this `brief`."""
+    """A scenario that was not simulated; `brief` has the lower bound of its step."""
 
     brief: Brief
 
@@ -52,12 +52,12 @@ class Best:
     sample_s: float = inf
 
     def hear(self, brief: Brief) -> None:
-        """Takes note of one more job."""
+        """Take the time of one more job, if it fits."""
         if self.fits(brief):
             self.sample_s = min(self.sample_s, 1 / brief.throughput_samples_per_s)
 
     def is_out_of_reach(self, least: Brief) -> bool:
-        """Whether a job that takes no less cannot be among the best."""
+        """Whether a job with this lower bound cannot be among the best."""
         most_s = self.sample_s * (1 + self.within)
         return not self.fits(least) or 1 / least.throughput_samples_per_s > most_s
 
@@ -69,8 +69,8 @@ def attempt_many(
 ) -> tuple[Brief | AtLeast | DdpsimError, ...]:
     """Does what `simulate_many` does, with an error in place of each scenario that it refuses.
 
-    With `best` none is simulated that cannot be among the best, by the least that its step takes:
-    those that take the least by this come first.
+    With `best`, scenarios are simulated in the order of their lower bounds, and left out once their
+    bound cannot be among the best.
     """
     parts, jobs = Parts(), list[Job | DdpsimError]()
     for scenario in scenarios:
@@ -114,9 +114,9 @@ def _best(
 
 
 def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[int], list[int]]:
-    """The first of places, so many and all that are as the last of them, and the others.
+    """The first `many` places, with all whose bound equals the last one's, and the other places.
 
-    Of equal jobs one is simulated, where they are simulated together.
+    Equal jobs that are simulated together take one simulation.
     """
     while many < len(places) and least[places[many]] == least[places[many - 1]]:
         many += 1
@@ -124,7 +124,7 @@ def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[i
 
 
 def _least(job: Job, parts: Parts) -> Brief:
-    """Sums up the shortest step that a job can take; nobody asks for its scaling."""
+    """The lower bound of a job's step, with its memory, and without its scaling."""
     from ddpsim.engine.least import least_step_s  # noqa: PLC0415 -- numpy, which steps do without
 
     least_ns = max(1, floor(least_step_s(job.request()) * NS_PER_S))

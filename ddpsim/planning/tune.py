@@ -145,7 +145,7 @@ def compared_caps(document: Document, tuning: Tuning) -> Comparison:
 
 
 def _other_way(scenario: Scenario) -> str:
-    """What a strategy is without, and the command that answers in place of tune."""
+    """What a strategy lacks for tune, and the command that answers in its place."""
     if scenario.ddp.shards_model:
         return "buckets to tune; search all: ddpsim tune FILE --each-strategy"
     if dial := dialled(scenario):

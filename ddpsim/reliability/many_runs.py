@@ -258,7 +258,7 @@ class _State:
         self._begin(rows)
 
     def _extrapolate(self, rows: NDArray[np.int64]) -> None:
-        """The whole of runs that are stopped so often that few events more or less do not count."""
+        """Extrapolate runs with so many events that their rate is known from the work so far."""
         work_s = self.of.work_s[rows]
         scale = work_s / np.maximum(self.at_s[rows], 1e-6 * work_s)
         self.time_s[rows] *= scale

@@ -164,7 +164,7 @@ class Capacity:
 
     @property
     def progress(self) -> float:
-        """The target's samples a second, which larger batches and failures need more than once."""
+        """Samples of the target a second; failures and batches that need more samples lower it."""
         steady = self.throughput_samples_per_s / self.samples_factor
         return steady * self.time_s / self.long_run.time_s.p50 if self.long_run else steady
 

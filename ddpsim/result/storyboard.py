@@ -178,7 +178,7 @@ def drawn_step(timeline: Timeline, ranks: Iterable[int], ring_of: RingOf) -> Dra
 
 
 def held_over_step(timeline: Timeline, walk: MemoryWalk) -> tuple[tuple[int, HeldBytes], ...]:
-    """When a drawn step holds what, on the slowest rank: as its device comes to each change."""
+    """The bytes held in a drawn step on the slowest rank, each from when its device comes to it."""
     step = typical_step(steady_steps(timeline))
     works = [span.end_ns for span in step.compute if span.kind not in _NO_WORK]
     ends_ns = [0, *(end_ns - step.start_ns for end_ns in works)]

@@ -98,7 +98,7 @@ class Sweep(Tabled):
 
     @property
     def within(self) -> float:
-        """What differs by less from the best is as good: FLAT, or what jitter hides of times."""
+        """How much worse than the best a point is that is as good: FLAT, or more under jitter."""
         return FLAT if self.goals[0] in _WITHOUT_NOISE else max(FLAT, self.noise)
 
     @property
@@ -115,7 +115,7 @@ class Sweep(Tabled):
 
     @property
     def set_aside(self) -> dict[str, tuple[str, ...]]:
-        """By strategy, the settings that take back options which it has not."""
+        """By strategy, the settings that take back options which it lacks."""
         by_strategy: dict[str, tuple[str, ...]] = {}
         for point in self.points:
             if point.set_aside:
@@ -150,7 +150,7 @@ class Sweep(Tabled):
         return tuple(front)
 
     def flat_regions(self) -> tuple[FlatRegion, ...]:
-        """One an axis of several values, around the best point."""
+        """The values around the best point that are as good, for each axis of several values."""
         best = self.best
         if best is None:
             return ()

@@ -296,7 +296,7 @@ def resolve(kind: str, name: str) -> str:
 
 
 def are_other_devices(name: str | None, other: str | None) -> bool:
-    """Whether both are known, and not the same; what is not known may be any."""
+    """Whether two names are of different devices; an unknown name may be of any."""
     try:
         return resolve("device", name or "") != resolve("device", other or "")
     except ValueError:

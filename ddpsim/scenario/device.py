@@ -321,7 +321,7 @@ class Machine(Spec):
 
 
 def read_machine(value: Any) -> Any:
-    """A machine's values, of a preset's name too; raises ValueError."""
+    """The values of a machine, or of the preset with that name; raises ValueError."""
     if isinstance(value, (dict, Machine)):
         return value
     if not isinstance(value, str):

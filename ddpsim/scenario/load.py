@@ -40,7 +40,7 @@ def _refuse(document: Document, error: ValidationError) -> NoReturn:
 
 
 def _meant(path: KeyPath) -> KeyPath:
-    """The path of the key that a misspelt one stands for: it is not missing as well."""
+    """The path of the key that a misspelt one stands for, which is not reported as missing too."""
     return (*path[:-1], nearest(str(path[-1]), keys_at(path[:-1])) or "")
 
 

@@ -50,9 +50,9 @@ _OF_ONE_RANK = ("machine_rank", "node_rank", "local_rank", "global_rank", "rank"
 
 
 def known_key(document: Document, path: KeyPath) -> str:
-    """The key that is meant by an unknown one, here or in another section, or all keys here.
+    """Say which key an unknown one stands for, here or in another section, or list all keys here.
 
-    Named are keys that the document's strategy can have, or with the strategy that has them.
+    A key that the document's strategy cannot have is named with the strategy that has it.
     """
     ddp = document.data.get("ddp")
     chosen = _Chosen(ddp if isinstance(ddp, Mapping) else {})

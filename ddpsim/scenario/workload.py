@@ -34,7 +34,7 @@ NO_LONGER_WITH_DDP = (
 
 
 def _no_recipe(value: Any) -> Any:
-    """What others call a precision, and is a way to compute products here."""
+    """Refuse float8 as a precision: it is a way to compute products here; raises ValueError."""
     if isinstance(value, str) and squashed(value) in ("fp8", "float8"):
         meaning = "is how linear layers compute beside bf16"
         raise ValueError(f"{shown(value)} {meaning}; write float8: tensorwise with precision: bf16")

@@ -79,7 +79,7 @@ def parted(
 
 
 def beside_muon(optimizer: Optimizer) -> Optimizer:
-    """The AdamW of what is no matrix."""
+    """The AdamW that updates what Muon does not take."""
     return Optimizer(name="adamw", fused=optimizer.fused, weight_decay=optimizer.weight_decay)
 
 

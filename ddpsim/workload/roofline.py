@@ -267,7 +267,7 @@ def _scores_bytes(step: Step, arithmetic: Arithmetic) -> list[float]:
 def _layers_provenance(
     table: dict[str, Any], workload: Workload, arithmetic: Arithmetic
 ) -> Iterator[Provenance]:
-    """What is taken of the layers where the scenario does not say it."""
+    """The assumptions about a model's layers that an estimate makes."""
     if workload.compile:
         left = other_left(table, workload)
         what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"

@@ -199,7 +199,7 @@ def _provenance(trace: KinetoTrace) -> Provenance:
 
 
 def _kept(provenance: Sequence[Provenance]) -> tuple[Provenance, ...]:
-    """Without the times that the trace replaces."""
+    """The provenance of what the trace does not replace."""
     replaced = ("compute", "layer times")
     return tuple(p for p in provenance if not p.input.startswith(replaced))
 
@@ -320,7 +320,7 @@ def _surplus_sizes(step: KinetoStep, model: Model) -> set[int]:
 
 
 def _without(step: KinetoStep, dropped: Container[int]) -> KinetoStep:
-    """The work before a gradient that is dropped is the next one's."""
+    """Drop gradients from a step; the work before each becomes the next one's."""
     return replace(
         step,
         backward=tuple(_joined(step, dropped)),

@@ -27,7 +27,7 @@ from ddpsim.scenario.set_aside import as_ddp
 
 @dataclass(frozen=True)
 class StrategyPlan:
-    """The plan with some settings, or why there is none; `changes`: those that make it fit."""
+    """The plan with some settings, or its problem; `changes`: further ones that make it fit."""
 
     settings: tuple[str, ...]
     plan: CapacityPlan | None
@@ -42,9 +42,9 @@ class StrategyPlan:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """Smaller is better: it can be had, fits in memory, is met, and is cheap.
+        """The plan's place: first those without a problem that fit and are in time, then by price.
 
-        Or fast, where the money is given, or the target not met.
+        By time in place of price, where a budget is given without a deadline or the target missed.
         """
         if self.plan is None:
             return (True, True, True, 0.0)
@@ -77,7 +77,7 @@ class StrategyPlan:
 
 
 class Planning(Protocol):
-    """Plans a scenario, and looks further than its answer if told to: at the best alone."""
+    """A function that plans a scenario, and looks at twice the GPUs where `looks_further`."""
 
     def __call__(
         self, scenario: Scenario, *, looks_further: bool, answer_gpus: int | None = None
@@ -86,7 +86,7 @@ class Planning(Protocol):
 
 
 def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]:
-    """The best first; raises the first error where no strategy has a plan.
+    """Plan a job under each strategy, the best first; raises the first error where none has a plan.
 
     Raises InputError for a scenario of another strategy.
     """

@@ -204,7 +204,7 @@ class Question:
 
 
 def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
-    """Keeps evaluations and checkpoints after as many samples as before: larger steps, fewer."""
+    """Keeps evaluations and checkpoints after as many samples: after fewer of larger steps."""
     share = usual.global_batch / sized.global_batch
     pauses = {
         key: pause.having(every=max(1, round(pause.every * share)))
