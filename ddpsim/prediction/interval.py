@@ -121,7 +121,7 @@ def prediction_interval(
 
 
 def uncalibrated_interference(hidden_s: float) -> IntervalSource:
-    """Of communication under compute that may slow it; `hidden_s`: so much of it."""
+    """What `hidden_s` of communication under compute may add where it was not calibrated."""
     slowed_s = GLOO_SLOWDOWN * hidden_s
     basis = (
         f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
@@ -131,7 +131,7 @@ def uncalibrated_interference(hidden_s: float) -> IntervalSource:
 
 
 def ranks_differ(variation: RankVariation, mean_s: float) -> IntervalSource:
-    """Ranks that are taken as equal, in a step of `mean_s`."""
+    """What ranks that are taken as equal may add to a step of `mean_s`."""
     usual, most, jobs = variation
     basis = f"GPUs, hosts and loaders differ: up to {most:.0%} in 9 of 10 {jobs}"
     return lengthening("rank variation", usual * mean_s, most * mean_s, basis)

@@ -205,7 +205,7 @@ class Merged:
         self._usual: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # chains by their length
 
     def place(self, flows: int, ends: Ends, followers: Sequence[int]) -> int:
-        """Where an edge with all that waits for it is among the merged ones."""
+        """Gives the place among the merged edges of one with all that waits for it."""
         unlike = None if self._touched.isdisjoint(ends) else ends
         kind = self.kinds.setdefault((flows, unlike), len(self.kinds))
         return self.edges.setdefault((kind, frozenset(followers)), len(self.edges))

@@ -64,7 +64,7 @@ class Prefixes:
         return self._sums_ns(blocks, ranks) + more_ns
 
     def _sums_ns(self, blocks: _Integers, ranks: _Ranks) -> Ticks:
-        """Those that are kept, before so many blocks of works: faster than by two indices."""
+        """Gives the kept sums before so many blocks of works: faster than by two indices."""
         return self._kept_ns.ravel().take(blocks * len(self._places) + self._places[ranks])
 
     def until(
