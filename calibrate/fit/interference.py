@@ -73,12 +73,15 @@ def fit_interference(
                 f"what layers suffer beside all-reduces{of} was not measured at every line rate: "
                 "at others matrix products and memory traffic stand for them, which suffer less"
             )
-    if half and {piece.line_rate for piece in half} != {piece.line_rate for piece in pieces}:
+    rates, half_rates, one_rates = (
+        {piece.line_rate for piece in each} for each in (pieces, half, one)
+    )
+    if half and half_rates != rates:
         warnings.append(
             "interference of float16 was not measured at every line rate: below those it is taken "
             "to go with float32's, between and above them it is interpolated"
         )
-    if one and {piece.line_rate for piece in one} != {piece.line_rate for piece in pieces}:
+    if one and one_rates != rates:
         warnings.append(
             "what compute keeps beside one all-reduce was not measured at every line rate: at "
             "others it is taken to keep what it does beside two"
@@ -93,7 +96,7 @@ def fit_interference(
         kept = _kept(pieces, one)
         half_kept = _kept(half, _of_steps(records, HALF, _ONE_IN_FLIGHT))
         queue = _queue(records, comm, _Links(model, measured))
-        if len({piece.line_rate for piece in pieces}) == 1:
+        if len(rates) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
                 "sent a second"

@@ -233,31 +233,21 @@ def read_logs(
 def _read(
     path: Path, layout: Layout | None, operations: Sequence[Operation]
 ) -> dict[Operation, AllReduceLog]:
-    source = SourceFile(name_as_text(path), path)
-    tried = {each: _read_one(source, layout, each) for each in operations}
-    readable = {each: log for each, log in tried.items() if isinstance(log, AllReduceLog)}
-    for error in tried.values():
-        if isinstance(error, OtherCollectiveError) and not readable:
-            raise error
-    return readable
-
-
-def _read_one(
-    source: SourceFile, layout: Layout | None, operation: Operation
-) -> AllReduceLog | OtherCollectiveError:
-    try:
-        log = read_all_reduce(source, layout=layout, operation=operation)
-    except OtherCollectiveError as error:
-        return error
-    _check_layout(log, layout)
-    return log
-
-
-def _check_layout(log: AllReduceLog, layout: Layout | None) -> None:
-    listed = log.nodes, log.gpus_per_node
-    if layout and layout != listed:
-        raise ImportFailedError(
-            log.source,
-            f"lists {named_layout(listed)} ranks, but --layout says {named_layout(layout)}; "
-            "drop --layout, or give it once for each log, in their order",
-        )
+    """The operations that a file holds; raises ImportFailedError where there is none of them."""
+    source, logs = SourceFile(name_as_text(path), path), dict[Operation, AllReduceLog]()
+    refused = list[OtherCollectiveError]()
+    for operation in operations:
+        try:
+            log = read_all_reduce(source, layout=layout, operation=operation)
+        except OtherCollectiveError as error:
+            refused.append(error)
+            continue
+        listed = log.nodes, log.gpus_per_node
+        if layout and layout != listed:
+            differ = f"lists {named_layout(listed)} ranks, but --layout says {named_layout(layout)}"
+            mend = "drop --layout, or give it once for each log, in their order"
+            raise ImportFailedError(log.source, f"{differ}; {mend}")
+        logs[operation] = log
+    if refused and not logs:
+        raise refused[0]
+    return logs

@@ -76,16 +76,17 @@ def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
 
 
 def _gloo(model: GlooRing) -> Iterator[str]:
-    yield _line("queue", model.queue_s, format_duration)
-    yield _line("segment", model.segment_s, format_duration)
-    yield _line("wire over payload", model.wire_bytes_per_byte, _number)
-    yield _line("reduce rate", model.reduce_bytes_per_s, format_bytes_per_s)
-    if model.reduce_half_bytes_per_s:
-        yield _line("reduce rate, float16", model.reduce_half_bytes_per_s, format_bytes_per_s)
-    yield _line("burst", model.burst_bytes, format_bytes)
-    if model.rested_burst_bytes.value:
-        yield _line("burst after a rest", model.rested_burst_bytes, format_bytes)
-        yield _line("delay after a rest", model.rested_delay_s, format_duration)
+    rested = model.rested_burst_bytes.value > 0
+    yield from _lines(
+        ("queue", model.queue_s, format_duration),
+        ("segment", model.segment_s, format_duration),
+        ("wire over payload", model.wire_bytes_per_byte, _number),
+        ("reduce rate", model.reduce_bytes_per_s, format_bytes_per_s),
+        ("reduce rate, float16", model.reduce_half_bytes_per_s, format_bytes_per_s),
+        ("burst", model.burst_bytes, format_bytes),
+        ("burst after a rest", model.rested_burst_bytes if rested else None, format_bytes),
+        ("delay after a rest", model.rested_delay_s if rested else None, format_duration),
+    )
     rate = model.line_rate_bytes_per_s
     told = "no limit seen" if model.takes_no_limit else format_bytes_per_s(rate)
     yield f"  {'line rate':<20} {told}"
@@ -148,48 +149,39 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     if effect is None:
         return
     yield "interference: times longer while both are in flight, and what is kept of the speed"
-    yield _line("compute", effect.compute_slowdown, _number)
+    yield from _lines(("compute", effect.compute_slowdown, _number))
     for kind, points in (("", effect.compute_kept), (" of float16", effect.half_compute_kept)):
         for point in points:
             sent = format_bytes_per_s(point.sent_bytes_per_s)
-            kept = _line(f"  kept at {sent}{kind}", point.share, _number)
+            (kept,) = _lines((f"  kept at {sent}{kind}", point.share, _number))
             uneven = f", {point.spread:.2g} more or less by rank and burst" if point.spread else ""
             yield kept + uneven
-            if point.beside_one:
-                yield _line("    beside one all-reduce", point.beside_one, _number)
-    yield _line("communication", effect.comm_slowdown, _number)
-    if effect.comm_slowdown_s2_per_byte2.value:
-        squared = effect.comm_slowdown_s2_per_byte2.times(1e18)
-        yield _line("  more a (GB/s)^2 sent", squared, _number)
-    if effect.comm_delay_s.value:
-        yield _line("  and once", effect.comm_delay_s, format_duration)
-    if effect.idle_link_use.value != 1:
-        yield _line("  idle link used", effect.idle_link_use, _number)
-    if effect.crowded_slowdown_s_per_byte.value:
-        crowded = effect.crowded_slowdown_s_per_byte.times(1e9)
-        yield _line("  two in flight, a GB/s", crowded, _number)
+            yield from _lines(("    beside one all-reduce", point.beside_one, _number))
+    squared, delay = effect.comm_slowdown_s2_per_byte2, effect.comm_delay_s
+    use, crowded = effect.idle_link_use, effect.crowded_slowdown_s_per_byte
+    yield from _lines(
+        ("communication", effect.comm_slowdown, _number),
+        ("  more a (GB/s)^2 sent", squared.times(1e18) if squared.value else None, _number),
+        ("  and once", delay if delay.value else None, format_duration),
+        ("  idle link used", use if use.value != 1 else None, _number),
+        ("  two in flight, a GB/s", crowded.times(1e9) if crowded.value else None, _number),
+    )
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:
     overheads = profile.overheads
-    lines = [
-        _line(name, figure, written)
-        for name, figure, written in (
-            ("hook, a parameter", overheads.hook_s, format_duration),
-            ("  copied back", overheads.copy_back_s, format_duration),
-            ("copy", overheads.copy_bytes_per_s, format_bytes_per_s),
-            *(
-                (f"copy in of {format_bytes(c.gradient_bytes)}", c.bytes_per_s, format_bytes_per_s)
-                for c in overheads.copy_in
-            ),
-            ("compress", overheads.compress_bytes_per_s, format_bytes_per_s),
-            ("decompress", overheads.decompress_bytes_per_s, format_bytes_per_s),
-        )
-        if figure is not None
-    ]
-    if lines:
-        yield "DDP's own cost"
-        yield from lines
+    lines = _lines(
+        ("hook, a parameter", overheads.hook_s, format_duration),
+        ("  copied back", overheads.copy_back_s, format_duration),
+        ("copy", overheads.copy_bytes_per_s, format_bytes_per_s),
+        *(
+            (f"copy in of {format_bytes(c.gradient_bytes)}", c.bytes_per_s, format_bytes_per_s)
+            for c in overheads.copy_in
+        ),
+        ("compress", overheads.compress_bytes_per_s, format_bytes_per_s),
+        ("decompress", overheads.decompress_bytes_per_s, format_bytes_per_s),
+    )
+    yield from (["DDP's own cost", *lines] if lines else [])
     if overheads.sigma is not None:
         yield f"  from record to record copies vary by {100 * overheads.sigma:.1f} %"
 
@@ -221,6 +213,11 @@ def data_loaders(records: Sequence[Record]) -> Iterator[str]:
     for m in (m for record in records for m in record.measurements if m.kind == "data_loader"):
         batch = f"data loader {m.variant}: a batch in {format_duration(median(m.samples_s))}"
         yield f"{batch} (median); its samples over that are workload.data.rate"
+
+
+def _lines(*rows: tuple[str, Fitted | None, Callable[[float], str]]) -> list[str]:
+    """A line of each figure that there is: its name, and how it is written."""
+    return [_line(name, figure, written) for name, figure, written in rows if figure is not None]
 
 
 def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:

@@ -342,15 +342,10 @@ def _interpolated(rounds: Rounds, sizes: Sequence[float]) -> Any:
 
 
 def _waiting(variant: VariantSamples) -> Samples:
+    """What of DDP's communication is not under compute."""
     log = variant.logged
-    return _difference(log.comm_s, log.overlap_s) if log else ()
-
-
-def _difference(a: Samples, b: Samples) -> Samples:
-    return tuple(
-        tuple(x - y for x, y in zip(one, other, strict=True))
-        for one, other in zip(a, b, strict=True)
-    )
+    rows = zip(log.comm_s, log.overlap_s, strict=True) if log else ()
+    return tuple(tuple(c - o for c, o in zip(*row, strict=True)) for row in rows)
 
 
 def _term(predicted: Split, measured: Split) -> Term:

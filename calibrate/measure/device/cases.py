@@ -6,10 +6,11 @@ Those are forward, backward and optimizer; and with DDP, compiled, scaled, with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -238,11 +239,8 @@ def _graph(case: Case, bench: Bench, x: Tensor) -> DeviceMeasurement:
         for _ in range(_GRAPH_KERNELS):
             x.add_(1.0)
     host_s, kernel_s = bench.host_s(graph.replay, 5), bench.kernel_s(graph.replay)
-    samples_s = {
-        "host": tuple(s / _GRAPH_KERNELS for s in host_s),
-        "kernel": tuple(s / _GRAPH_KERNELS for s in kernel_s),
-    }
-    return DeviceMeasurement(case=case, samples_s=samples_s)
+    rows = [(a / _GRAPH_KERNELS, b / _GRAPH_KERNELS) for a, b in zip(host_s, kernel_s, strict=True)]
+    return _measured(case, ("host", "kernel"), rows)
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, bench: Bench) -> Tensor:
@@ -329,13 +327,15 @@ def step(case: Case, bench: Bench) -> DeviceMeasurement:
     stepper = _stepper(case, bench)
     samples = stepper.steps_s(bench.steps)
     peak = torch.cuda.max_memory_allocated(bench.device) if bench.on_gpu else None
-    return DeviceMeasurement(
-        case=case, samples_s=_by_part(samples), peak_bytes=peak, ready=_ready(stepper)
-    )
+    return _measured(case, PARTS, samples, peak_bytes=peak, ready=_ready(stepper))
 
 
-def _by_part(samples: list[tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    return dict(zip(PARTS, zip(*samples, strict=True), strict=True))
+def _measured(
+    case: Case, parts: Sequence[str], rows: Sequence[tuple[float, ...]], **more: Any
+) -> DeviceMeasurement:
+    """A measurement of rows of seconds, a column of each part."""
+    samples_s = dict(zip(parts, zip(*rows, strict=True), strict=True))
+    return DeviceMeasurement(case=case, samples_s=samples_s, **more)
 
 
 def _ready(stepper: _Stepper) -> tuple[float | None, ...]:
@@ -353,7 +353,7 @@ def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:
         bare = _stepper(case, timed)
         wrapped = _stepper(case, timed, DistributedDataParallel)
         samples = _in_turns(bare, wrapped, bench.steps, _WARMUPS_OF_DDP if bench.on_gpu else 3)
-    return _pairs(case, ("bare", "wrapped"), samples)
+    return _measured(case, ("bare", "wrapped"), samples)
 
 
 def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -383,7 +383,7 @@ def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
             (run(F.batch_norm, *plain), run(SyncBatchNorm.apply, *synced))
             for _ in range(_WARMUPS + 2 * bench.samples)
         ][_WARMUPS:]
-    return _pairs(case, ("plain", "synced"), pairs)
+    return _measured(case, ("plain", "synced"), pairs)
 
 
 def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
@@ -393,7 +393,7 @@ def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
     scaler = torch.amp.GradScaler(bench.device.type, init_scale=1.0)
     scaled = replace(_stepper(case, timed), scaler=scaler)
     samples = _in_turns(plain, scaled, bench.steps, _WARMUPS)
-    return _pairs(case, ("plain", "scaled"), samples)
+    return _measured(case, ("plain", "scaled"), samples)
 
 
 def _in_turns(
@@ -406,13 +406,6 @@ def _in_turns(
     return [(seconds(a[0], a[-1]), seconds(b[0], b[-1])) for a, b in pairs]
 
 
-def _pairs(
-    case: Case, names: tuple[str, str], pairs: list[tuple[float, float]]
-) -> DeviceMeasurement:
-    samples_s = dict(zip(names, zip(*pairs, strict=True), strict=True))
-    return DeviceMeasurement(case=case, samples_s=samples_s)
-
-
 def compiled(case: Case, bench: Bench) -> DeviceMeasurement:
     """A step under torch.compile, without what it takes to compile it."""
 
@@ -421,7 +414,7 @@ def compiled(case: Case, bench: Bench) -> DeviceMeasurement:
         return model
 
     samples = _stepper(case, bench, change).steps_s(bench.steps, _WARMUPS + 1)
-    return DeviceMeasurement(case=case, samples_s=_by_part(samples))
+    return _measured(case, PARTS, samples)
 
 
 def trace(case: Case, bench: Bench, path: str) -> None:
