@@ -8,14 +8,24 @@ what the kernels say: least squares of logarithms, in which an outlier counts li
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import log
 from statistics import median
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from calibrate.fit.device.steps import Fractions, Linearised, MeasuredStep, halves, measured_steps
+from calibrate.fit.device.steps import (
+    FLOOR,
+    MEMORY,
+    Figures,
+    Key,
+    Linearised,
+    MeasuredStep,
+    figures_of,
+    halves,
+    measured_steps,
+    reaching,
+)
 from calibrate.fit.solve import Floats
 from calibrate.records.device_record import DeviceMeasurement, DeviceRecord
 from ddpsim.errors import ImportFailedError
@@ -136,79 +146,46 @@ def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
         return start
     from scipy.optimize import least_squares  # noqa: PLC0415 -- most of a second to import
 
-    names, usual = _Names.of(start, steps), Fractions.of(start)
-    before = names.values(usual)
+    keys, usual = list(_fitted_keys(start, steps)), figures_of(start)
+    is_floor = np.array([key == FLOOR for key in keys])
+    unsure = np.where(is_floor, _UNSURE_FLOOR, _UNSURE)
+    before = np.log(np.clip([usual[key] for key in keys], 1e-9, None))
+    # fractions up to one; the shortest kernel within a factor of a thousand
+    low = np.where(is_floor, before - log(1e3), log(_LEAST))
+    high = np.where(is_floor, before + log(1e3), 0.0)
+
+    def figures(values: Floats) -> Figures:
+        fitted = np.minimum(np.exp(values), _MOST).tolist()
+        return usual | dict(zip(keys, fitted, strict=True))
+
     measured = np.log([s for step in steps for s in step.parts_s[:2]])
-    low, high = names.bounds(before)
     solution, device = np.minimum(before, high - _FROM_BOUND), start
     for _ in range(_TURNS):
         form = Linearised.of(device, steps)
 
         def residuals(values: Floats, form: Linearised = form) -> Floats:
-            far = (np.log(form.seconds(names.fractions(usual, values))) - measured) / _OUTLIER
+            far = (np.log(form.seconds(figures(values))) - measured) / _OUTLIER
             robust = _OUTLIER * np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
-            return np.concatenate([robust, _OUTLIER * (values - before) / names.unsure])
+            return np.concatenate([robust, _OUTLIER * (values - before) / unsure])
 
         begin = np.clip(solution, low + _FROM_BOUND, high - _FROM_BOUND)
         solution = least_squares(
             residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
         ).x
-        device = names.fractions(usual, solution).on(start)
+        device = reaching(start, figures(solution))
     return device
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The figures that are fitted: fractions by key and type, and on a CPU the shortest kernel."""
-
-    products: tuple[Rate, ...]
-    convolutions: tuple[Rate, ...]
-    floor: bool
-
-    @classmethod
-    def of(cls, device: Device, steps: Sequence[MeasuredStep]) -> _Names:
-        """The figures of a device that the steps tell of."""
-        used = {step.rate(device) for step in steps}
-        products = tuple(rate for rate in device.peak_flops_per_s if rate in used)
-        convolved = {
-            "tf32" if rate == "fp32" and "tf32" in device.peak_flops_per_s else rate
-            for rate in used
-        }
-        convolutions = tuple(rate for rate in device.peak_flops_per_s if rate in convolved)
-        return cls(products, convolutions, device.kind == "cpu")
-
-    @property
-    def unsure(self) -> Floats:
-        """How far each may be from what kernels say, of its logarithm."""
-        fractions = [_UNSURE] * (len(self.products) + len(self.convolutions) + 1)
-        return np.array(fractions + [_UNSURE_FLOOR] * self.floor)
-
-    def values(self, fractions: Fractions) -> Floats:
-        """Their logarithms."""
-        figures = [
-            *(fractions.matmul[rate] for rate in self.products),
-            *(fractions.convolution[rate] for rate in self.convolutions),
-            fractions.memory,
-            *([fractions.kernel_floor_s] * self.floor),
-        ]
-        return np.asarray(np.log(np.clip(figures, 1e-9, None)))
-
-    def bounds(self, before: Floats) -> tuple[Floats, Floats]:
-        """Fractions up to one; the shortest kernel within a factor of a thousand."""
-        low, high = np.full(len(before), log(_LEAST)), np.zeros(len(before))
-        if self.floor:
-            low[-1], high[-1] = before[-1] - log(1e3), before[-1] + log(1e3)
-        return low, high
-
-    def fractions(self, usual: Fractions, values: Floats) -> Fractions:
-        """Fractions of these logarithms; what is not fitted stays as usual."""
-        figures = np.minimum(np.exp(values), _MOST).tolist()
-        floor_s = figures.pop() if self.floor else usual.kernel_floor_s
-        matmul = dict(zip(self.products, figures, strict=False))
-        convolution = dict(zip(self.convolutions, figures[len(self.products) :], strict=False))
-        return Fractions(
-            {**usual.matmul, **matmul}, {**usual.convolution, **convolution}, figures[-1], floor_s
-        )
+def _fitted_keys(device: Device, steps: Sequence[MeasuredStep]) -> Iterator[Key]:
+    """The figures that steps tell of: fractions by type, and on a CPU the shortest kernel."""
+    rates = tuple(device.peak_flops_per_s)
+    used = {step.rate(device) for step in steps}
+    convolved = {"tf32" if rate == "fp32" and "tf32" in rates else rate for rate in used}
+    yield from (("product", rate) for rate in rates if rate in used)
+    yield from (("convolution", rate) for rate in rates if rate in convolved)
+    yield MEMORY
+    if device.kind == "cpu":
+        yield FLOOR
 
 
 def _file(

@@ -6,13 +6,12 @@ is follows from slopes at a device; near it, the sum is the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.fit.solve import Floats
 from calibrate.records.device_record import DeviceMeasurement, DeviceRecord
@@ -23,7 +22,6 @@ from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model, Work, total_s
 from ddpsim.workload.roofline import zoo_model
 
-Indices = npt.NDArray[np.intp]
 _STEP = 0.02  # of a figure, for a slope
 
 
@@ -120,92 +118,89 @@ def _family_order(steps: Sequence[MeasuredStep]) -> Any:
     return lambda name: (model_table(name)["family"], first[name])
 
 
-class Fractions(NamedTuple):
-    """What is reached of a device's peak rates and bandwidth, and its shortest kernel."""
+Key = tuple[Literal["product", "convolution", "memory", "floor"], Rate | None]
+Figures = dict[Key, float]
+MEMORY: Key = ("memory", None)
+FLOOR: Key = ("floor", None)
 
-    matmul: Mapping[Rate, float]
-    convolution: Mapping[Rate, float]
-    memory: float
-    kernel_floor_s: float
 
-    @classmethod
-    def of(cls, device: Device) -> Fractions:
-        """The fractions of its peak rates that a device reaches, and its shortest kernel."""
-        rates = device.peak_flops_per_s
-        return cls(
-            {rate: device.efficiency(rate) for rate in rates},
-            {rate: device.efficiency(rate, convolution=True) for rate in rates},
-            device.memory_efficiency,
-            device.kernel_floor_s,
-        )
+def figures_of(device: Device) -> Figures:
+    """The fractions of its peak rates that a device reaches, and its shortest kernel."""
+    rates = device.peak_flops_per_s
+    products: Figures = {("product", rate): device.efficiency(rate) for rate in rates}
+    convolutions: Figures = {
+        ("convolution", rate): device.efficiency(rate, convolution=True) for rate in rates
+    }
+    others: Figures = {MEMORY: device.memory_efficiency, FLOOR: device.kernel_floor_s}
+    return products | convolutions | others
 
-    def on(self, device: Device) -> Device:
-        """The device, reaching them."""
-        update = {
-            "matmul_efficiency": {**device.matmul_efficiency, **self.matmul},
-            "convolution_efficiency": {**device.convolution_efficiency, **self.convolution},
-            "memory_efficiency": self.memory,
-            "kernel_floor_s": self.kernel_floor_s,
-        }
-        return device.model_copy(update=update)
 
-    def each_slower(self) -> Iterator[Fractions]:
-        """A little slower products, convolutions, memory, and shortest kernels, one by one."""
+def reaching(device: Device, figures: Figures) -> Device:
+    """The device, reaching these figures."""
+    reached: dict[str, dict[Any, float]] = {"product": {}, "convolution": {}}
+    for (mechanism, rate), figure in figures.items():
+        reached.setdefault(mechanism, {})[rate] = figure
+    update = {
+        "matmul_efficiency": {**device.matmul_efficiency, **reached["product"]},
+        "convolution_efficiency": {**device.convolution_efficiency, **reached["convolution"]},
+        "memory_efficiency": figures[MEMORY],
+        "kernel_floor_s": figures[FLOOR],
+    }
+    return device.model_copy(update=update)
+
+
+def _each_slower(figures: Figures) -> Iterator[Figures]:
+    """A little slower products, convolutions, memory, and shortest kernels, one by one."""
+    for mechanism in dict.fromkeys(kind for kind, _ in figures):
         slower = 1 + _STEP
-        matmul = {rate: fraction / slower for rate, fraction in self.matmul.items()}
-        convolution = {rate: fraction / slower for rate, fraction in self.convolution.items()}
-        yield self._replace(matmul=matmul)
-        yield self._replace(convolution=convolution)
-        yield self._replace(memory=self.memory / slower)
-        yield self._replace(kernel_floor_s=self.kernel_floor_s * slower)
+        yield figures | {
+            key: figure * slower if key == FLOOR else figure / slower
+            for key, figure in figures.items()
+            if key[0] == mechanism
+        }
 
 
 class Linearised(NamedTuple):
-    """Forward and backward of all steps, one after another, near some fractions.
+    """Forward and backward of all steps, one after another, near some figures.
 
     `parts`: seconds there that are inverse to the fraction of products, of convolutions and of the
-    bandwidth, that grow with the shortest kernel, and the rest. `matmul`, `convolution`: indices
-    into `rates`. `host_s`: what the host takes.
+    bandwidth, that grow with the shortest kernel, and the rest. `products`, `convolutions`: the
+    figure of each. `host_s`: what the host takes.
     """
 
-    near: Fractions
-    rates: tuple[Rate, ...]
-    matmul: Indices
-    convolution: Indices
+    near: Figures
+    products: list[Key]
+    convolutions: list[Key]
     parts: Floats  # (product, convolution, bytes, floor, rest; phases)
     host_s: Floats
 
     @classmethod
     def of(cls, device: Device, steps: Sequence[MeasuredStep]) -> Linearised:
         """Steps near what a device reaches."""
-        near, rates = Fractions.of(device), tuple(device.peak_flops_per_s)
-        models = [step.estimated(device) for step in steps]
+        near, models = figures_of(device), [step.estimated(device) for step in steps]
         here = _seconds(models)
         moved = [
-            (_seconds([step.estimated(other.on(device)) for step in steps]) - here) / _STEP
-            for other in near.each_slower()
+            (_seconds([step.estimated(reaching(device, other)) for step in steps]) - here) / _STEP
+            for other in _each_slower(near)
         ]
         arithmetic = [arithmetic_of(step.workload.precision, device) for step in steps]
         return cls(
             near,
-            rates,
-            np.repeat([rates.index(each.rate) for each in arithmetic], 2),
-            np.repeat([rates.index(each.convolution_rate(device)) for each in arithmetic], 2),
+            [("product", each.rate) for each in arithmetic for _ in "fb"],
+            [("convolution", each.convolution_rate(device)) for each in arithmetic for _ in "fb"],
             np.array([*moved, here - sum(moved)]),
             np.array([host_s(works, model.launch_s) for model, works in _phases(models)]),
         )
 
-    def seconds(self, fractions: Fractions) -> Floats:
+    def seconds(self, figures: Figures) -> Floats:
         """Forward and backward of each step: its device's time or its host's, as is longer."""
         product_s, convolution_s, bytes_s, floor_s, rest_s = self.parts
         near = self.near
-        matmul = np.array([near.matmul[rate] / fractions.matmul[rate] for rate in self.rates])
-        convolution = np.array(
-            [near.convolution[rate] / fractions.convolution[rate] for rate in self.rates]
-        )
-        longer = fractions.kernel_floor_s / near.kernel_floor_s if near.kernel_floor_s else 1.0
-        device_s = product_s * matmul[self.matmul] + convolution_s * convolution[self.convolution]
-        device_s += bytes_s * near.memory / fractions.memory + floor_s * longer + rest_s
+        slower = {key: near[key] / figures[key] for key in {*self.products, *self.convolutions}}
+        longer = figures[FLOOR] / near[FLOOR] if near[FLOOR] else 1.0
+        device_s = product_s * np.array([slower[key] for key in self.products])
+        device_s += convolution_s * np.array([slower[key] for key in self.convolutions])
+        device_s += bytes_s * near[MEMORY] / figures[MEMORY] + floor_s * longer + rest_s
         return np.asarray(np.maximum(device_s, self.host_s))
 
 

@@ -14,7 +14,16 @@ from outcome import Outcome
 pytest.importorskip("scipy", reason="fitting needs scipy")
 
 from calibrate.fit.device.fit import errors_of_halves, fit_device
-from calibrate.fit.device.steps import Fractions, Linearised, MeasuredStep, halves, measured_steps
+from calibrate.fit.device.steps import (
+    FLOOR,
+    MEMORY,
+    Linearised,
+    MeasuredStep,
+    figures_of,
+    halves,
+    measured_steps,
+    reaching,
+)
 from calibrate.records.device_record import (
     Case,
     DeviceMeasurement,
@@ -126,14 +135,11 @@ def test_the_linearised_form_is_the_estimate_near_a_device(kind: str) -> None:
     steps = [MeasuredStep(step.measurement, on_gpu=kind == "gpu") for step in steps]
     for floor_s in (30e-6, 0.0):
         device = GPU.model_copy(update={"kind": kind, "kernel_floor_s": floor_s})
-        form, there = Linearised.of(device, steps), Fractions.of(device)
-        near = there._replace(
-            matmul={rate: 1.1 * each for rate, each in there.matmul.items()},
-            memory=there.memory / 1.1,
-            kernel_floor_s=0.95 * floor_s,
-        )
+        form, there = Linearised.of(device, steps), figures_of(device)
+        near = {key: 1.1 * each if key[0] == "product" else each for key, each in there.items()}
+        near |= {MEMORY: there[MEMORY] / 1.1, FLOOR: 0.95 * floor_s}
         for reached, off in ((there, 1e-9), (near, 0.02)):
-            on = reached.on(device)
+            on = reaching(device, reached)
             estimated = [seconds for step in steps for seconds in step.predicted_s(on)[:2]]
             assert form.seconds(reached) == pytest.approx(estimated, rel=off)
 
