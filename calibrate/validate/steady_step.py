@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
@@ -30,8 +29,8 @@ import numpy as np
 
 from calibrate.fit.estimates import averaged, median_time, trimmed_mean
 from calibrate.fit.solve import Floats
-from calibrate.records.record import LAYER, WORKS, Record, load_record
-from calibrate.records.rounds import Rounds, Steps, load_rounds, slowest
+from calibrate.records.record import LAYER, WORKS, Record
+from calibrate.records.rounds import Rounds, Steps, slowest
 from ddpsim.importers.profiles.cluster import Fitted
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import Kind, Timeline
@@ -187,16 +186,6 @@ def _phases_ns(step: Step) -> tuple[int, int, int, int]:
     return spent["forward"], spent["backward"], spent["exposed"], spent["optimizer"]
 
 
-def slowness(files: Iterable[Path]) -> dict[Path, float]:
-    """How many times as long each file's bare compute took as in the fastest of these files.
-
-    Of records (`record*.json`) the pieces of compute, of rounds the model without DDP and a
-    record's layer, each against its like; the most of it. A file that holds no bare compute is
-    left out.
-    """
-    return times_the_least({file: _bare_s(file) for file in files})
-
-
 def times_the_least(bare_s: Mapping[_Name, Mapping[str, float]]) -> dict[_Name, float]:
     """How many times the least of its kind something took in each, the most of all kinds."""
     least: dict[str, float] = {}
@@ -234,9 +223,3 @@ def layer_s(records: Iterable[Record]) -> float | None:
         if LAYER_ALONE in (bare_s := bare_compute_s(record))
     ]
     return fmean(layers) if layers else None
-
-
-def _bare_s(file: Path) -> dict[str, float]:
-    if file.name.startswith("record"):
-        return bare_compute_s(load_record(file))
-    return bare_rounds_s(load_rounds(file))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measure_campaign import Campaign
+from measure_campaign import main as campaign
 from measured.made_rounds import made_up
 
 from calibrate.files import save_json
 from calibrate.records.record import Measurement, Record, load_record
-from calibrate.testbed.campaign import Campaign
-from calibrate.testbed.campaign import main as campaign
 from calibrate.testbed.errors import TestbedError
 
 
@@ -60,7 +60,7 @@ def test_what_ran_on_a_slow_machine_is_measured_once_more(
 
     record(tmp_path / "record-1gbit-2hosts.json", 1.0)
     record(tmp_path / "record-3gbit-2hosts.json", 1.3)
-    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("measure_campaign.Testbed", _Testbed)
     monkeypatch.setattr(_Testbed, "write", lambda _, path: record(path, again_s))
     said: list[str] = []
     assert Campaign(tmp_path, fit_rates=(1.0, 3.0), again_above=1.2).run(said.append) == 0
@@ -73,7 +73,7 @@ def test_what_ran_on_a_slow_machine_is_measured_once_more(
 def test_a_campaign_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("measure_campaign.Testbed", _Testbed)
     there = tmp_path / "rounds-transformer-2gbit-2hosts.json"
     there.write_text("kept")
     said: list[str] = []
@@ -93,7 +93,7 @@ def test_a_campaign_goes_on_where_it_was_stopped(
 def test_a_campaign_measures_all_once_before_it_measures_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("measure_campaign.Testbed", _Testbed)
     options = ["--rates", "2,5", "--models", "mixer,transformer", "--runs", "2"]
     assert campaign([str(tmp_path), *options]) == 0
     measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
@@ -104,7 +104,7 @@ def test_a_campaign_measures_all_once_before_it_measures_again(
 def test_a_campaign_of_strategies_records_what_they_send_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("measure_campaign.Testbed", _Testbed)
     monkeypatch.setattr(_Testbed, "write", lambda _, path: path.write_text(path.stem))
     asked: list[dict[str, Any]] = []
     run = _Testbed.run

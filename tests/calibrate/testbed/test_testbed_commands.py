@@ -13,10 +13,10 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
+from measure_campaign import Campaign
 from measured.testbeds import GBIT, made_of, shell
 
 from calibrate.testbed import bed, network, shaping
-from calibrate.testbed.campaign import Campaign
 from calibrate.testbed.cli import app
 from calibrate.testbed.errors import HostFailedError, TestbedError
 from calibrate.validate.validate import validate

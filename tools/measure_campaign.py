@@ -3,7 +3,7 @@
 Each host has a core of its own, on which it computes, sends and receives, as long as there are
 cores enough. What is there already is not measured again, so a campaign can be stopped any time.
 
-    python -m calibrate.testbed.campaign FOLDER --fit-rates 0.5,1,3 --rates 0.2,0.8,2,5
+    python tools/measure_campaign.py FOLDER --fit-rates 0.5,1,3 --rates 0.2,0.8,2,5
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from calibrate.measure.cluster.plan import Options
-from calibrate.records.record import Kind
-from calibrate.records.rounds import RoundOptions
+from calibrate.records.record import Kind, load_record
+from calibrate.records.rounds import RoundOptions, load_rounds
 from calibrate.records.variant import CAPS, Variant
 from calibrate.testbed.bed import Testbed
 from calibrate.testbed.errors import TestbedError
-from calibrate.validate.steady_step import slowness
+from calibrate.validate.steady_step import bare_compute_s, bare_rounds_s, times_the_least
 
 MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp", "mixer")
 _GBIT = 1e9 / 8  # bytes
@@ -173,7 +173,7 @@ class Campaign:
         """Options of `calibrate.measure.ddp.rounds` as JSON."""
         return RoundOptions(
             output=output,
-            model=model if ":" in model else f"calibrate.measure.model.models:{model}",
+            model=model if ":" in model else f"testbed_models:{model}",
             variants=self._variants(),
             rounds=self.rounds,
             budget_s=self.budget_s,
@@ -215,6 +215,22 @@ class _Job:
         part.rename(path)
         say(f"measured  {path.name} in {time.monotonic() - began:.0f} s")
         return True
+
+
+def slowness(files: Iterable[Path]) -> dict[Path, float]:
+    """How many times as long each file's bare compute took as in the fastest of these files.
+
+    Of records (`record*.json`) the pieces of compute, of rounds the model without DDP and a
+    record's layer, each against its like; the most of it. A file that holds no bare compute is
+    left out.
+    """
+    return times_the_least({file: _bare_s(file) for file in files})
+
+
+def _bare_s(file: Path) -> dict[str, float]:
+    if file.name.startswith("record"):
+        return bare_compute_s(load_record(file))
+    return bare_rounds_s(load_rounds(file))
 
 
 def _cores(hosts: int) -> list[set[int]]:

@@ -1,4 +1,4 @@
-"""Models to measure on one CPU core, as `calibrate.measure.model.training` wants them.
+"""The campaigns' models, for one CPU core each, as `calibrate rounds` wants them.
 
 Each takes a batch and returns (model, inputs, loss); forward and backward together take 0.1 to
 0.5 s on one core of some 75 GFLOP/s. Weights and inputs are random with a fixed seed.
