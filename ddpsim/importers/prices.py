@@ -1,16 +1,10 @@
-"""List prices of machines: the table of the package, and a CSV with newer rows.
-
-`python -m ddpsim.importers.prices NEWER.csv` prints the two as one table.
-"""
+"""List prices of machines: the table of the package, or a CSV like it."""
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import date
-from io import StringIO
 from pathlib import Path
 from typing import Literal
 
@@ -48,15 +42,15 @@ class ListPrice:
         return None if whole is None else whole / self.gpus
 
 
-_COLUMNS = tuple(field.name for field in fields(ListPrice))
+COLUMNS = tuple(field.name for field in fields(ListPrice))
 
 
 def read_prices(path: Path | None = None) -> list[ListPrice]:
     """The rows of a table, of the package's own by default; raises ImportFailedError by line."""
     given = SourceFile("prices.csv" if path is None else str(path), path or _TABLE)
-    lines = read_text(given, f"a CSV of {','.join(_COLUMNS)}").splitlines()
+    lines = read_text(given, f"a CSV of {','.join(COLUMNS)}").splitlines()
     file = ForeignFile(given.given)
-    return [_row(file, line, cells) for line, cells in file.table(lines, _COLUMNS)]
+    return [_row(file, line, cells) for line, cells in file.table(lines, COLUMNS)]
 
 
 def _row(file: ForeignFile, line: int, cells: dict[str, str]) -> ListPrice:
@@ -94,15 +88,6 @@ def merged(known: Iterable[ListPrice], newer: Iterable[ListPrice]) -> list[ListP
     return list(rows.values())
 
 
-def written(rows: Iterable[ListPrice]) -> str:
-    """A table as CSV, which `read_prices` reads."""
-    file = StringIO()
-    writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return file.getvalue()
-
-
 def listed_price(rows: Iterable[ListPrice], machine: str | None, term: Term) -> ListPrice:
     """The latest row of a machine that has a price for the term; raises InputError."""
     rows = tuple(rows)
@@ -116,7 +101,3 @@ def listed_price(rows: Iterable[ListPrice], machine: str | None, term: Term) -> 
             f"--prices. Known: {', '.join(known) or 'none'}",
         )
     return max(found, key=lambda row: row.date)
-
-
-if __name__ == "__main__":
-    print(written(merged(read_prices(), read_prices(Path(sys.argv[1])))), end="")

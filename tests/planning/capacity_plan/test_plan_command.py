@@ -8,12 +8,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from merge_prices import written
 from outcome import Outcome
 from plan_scenarios import IMAGENET, plan_of_imagenet
 from pydantic import TypeAdapter
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.prices import merged, read_prices, written
+from ddpsim.importers.prices import merged, read_prices
 from ddpsim.report.page.charts import plan_charts
 from ddpsim.report.page.shell import answer_page
 from ddpsim.result.capacity import CapacityPlan
