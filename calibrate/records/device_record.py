@@ -6,7 +6,6 @@ measured in rounds, so that what disturbs a machine for a while meets all of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -110,12 +109,6 @@ class DeviceRecord(Part):
         kept = tuple(m for m in self.measurements if m is not held)
         joined = held.joined(new) if held else new
         return self.model_copy(update={"measurements": (*kept, joined)})
-
-    def only(self, models: Iterable[str]) -> DeviceRecord:
-        """The record without steps of other models than these."""
-        chosen = set(models)
-        kept = tuple(m for m in self.measurements if not m.case.model or m.case.model in chosen)
-        return self.model_copy(update={"measurements": kept})
 
 
 def load_device_record(path: Path) -> DeviceRecord:

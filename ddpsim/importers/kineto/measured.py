@@ -220,10 +220,6 @@ class KernelChoice(NamedTuple):
     protocol: str | None
     channels: int | None
 
-    def may_be(self, algorithm: str, protocol: str) -> bool:
-        """Whether it may be this choice."""
-        return algorithm in self.algorithms and self.protocol in (None, protocol)
-
 
 def kernel_choice(name: str, channels: int | None, threads: int | None) -> KernelChoice | None:
     """Reads NCCL's choice from an all-reduce's kernel; None for one of another name.
