@@ -121,7 +121,6 @@ def fit_logs(
     name: str,
     *,
     others: Mapping[Operation, Sequence[AllReduceLog]] | None = None,
-    created: str = "not stated",
 ) -> ClusterProfile:
     """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
 
@@ -154,7 +153,7 @@ def fit_logs(
         measured_sigma=_with_spread(measured_sigma(fit.model, samples), spread),
         valid=fit.valid,
         provenance=Provenance(
-            created=created,
+            created="not stated",
             machine=gpu or NOT_STATED,
             software=NOT_STATED,
             sources=sources,

@@ -72,13 +72,12 @@ def polish(
     values: Floats,
     scale: Floats,
     optional: Sequence[int],
-    same: float = 0.0,
 ) -> Solution:
     """Find the same minimum to the last digit, with its standard errors.
 
     A parameter that is as good at zero is put there. Those named in `optional` are dropped, while
     the others follow, unless the Bayesian information criterion wants them: what two parameters
-    can explain alike goes to the one that is not optional. Relative errors below `same` are none.
+    can explain alike goes to the one that is not optional.
     """
     scaled = _scaled(residuals, scale)
     leaning = _leaning(scaled, optional)
@@ -90,7 +89,6 @@ def polish(
         trial, factor = np.where(kept, unit, FLOOR), 1 + _IDLE
         if i in optional and free[i]:
             trial, factor = _minimum_of(leaning, trial, kept), samples ** (1 / samples)
-            cost = max(cost, samples * same**2)
         if robust_cost(scaled(trial)) <= cost * factor + _NEGLIGIBLE * samples:
             unit, free = trial, kept
     covariance = _covariance(scaled, unit, free)

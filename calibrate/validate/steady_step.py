@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
@@ -31,6 +30,7 @@ from calibrate.fit.estimates import averaged, median_time, trimmed_mean
 from calibrate.fit.solve import Floats
 from calibrate.records.record import LAYER, WORKS, Record
 from calibrate.records.rounds import Rounds, Steps, slowest
+from calibrate.validate.report import Split
 from ddpsim.importers.profiles.cluster import Fitted
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import Kind, Timeline
@@ -136,34 +136,24 @@ def _logarithms(steps: Sequence[Steps], part: str) -> Floats:
     return np.log([seconds for one in steps for seconds in slowest(getattr(one, part))])
 
 
-@dataclass(frozen=True, slots=True)
-class Phases:
-    """Seconds of a step, in all four.
+def usual_phases(timeline: Timeline, ranks: Iterable[int]) -> Split:
+    """What forward, backward, exposed and optimizer usually take in the steady steps.
 
-    `forward` holds the broadcast of buffers; `backward` ends with its last work, hooks and copies
-    to buckets included; `exposed` from there until every gradient has been copied back
-    (torch's reducer.cpp: the end of the backward's compute, and of its communication).
-    """
-
-    forward: float
-    backward: float
-    exposed: float
-    optimizer: float
-
-
-def usual_phases(timeline: Timeline, ranks: Iterable[int]) -> Phases:
-    """What they usually take in the steady steps, the mean over these ranks of the timeline.
+    The mean over these ranks of the timeline. `forward` holds the broadcast of buffers; `backward`
+    ends with its last work, hooks and copies to buckets included; `exposed` from there until every
+    gradient has been copied back (torch's reducer.cpp).
 
     Slow steps are left out as of measured ones (`calibrate.fit.estimates.trimmed_mean`).
     """
-    lanes = (steps_of(timeline.ranks[rank])[timeline.warmup :] for rank in ranks)
+    lanes = ([*map(_phases_ns, steps_of(timeline.ranks[r])[timeline.warmup :])] for r in ranks)
     each = [
-        [trimmed_mean(part) for part in zip(*map(_phases_ns, lane), strict=True)] for lane in lanes
+        {part: trimmed_mean([step[part] for step in lane]) for part in lane[0]} for lane in lanes
     ]
-    return Phases(*(fmean(part) / NS_PER_S for part in zip(*each, strict=True)))
+    usual = {part: fmean(lane[part] for lane in each) / NS_PER_S for part in each[0]}
+    return Split(**usual, all_reduce=None)
 
 
-def _phases_ns(step: Step) -> tuple[int, int, int, int]:
+def _phases_ns(step: Step) -> dict[str, int]:
     """What lies between two pieces of work belongs to the later one, a wait to the earlier.
 
     What fully_shard gathers once the backward has begun, before its first work, is the backward's.
@@ -183,7 +173,7 @@ def _phases_ns(step: Step) -> tuple[int, int, int, int]:
         spent[phase] += span.end_ns - now
         now = span.end_ns
     spent["optimizer"] += step.end_ns - now
-    return spent["forward"], spent["backward"], spent["exposed"], spent["optimizer"]
+    return spent
 
 
 def times_the_least(bare_s: Mapping[_Name, Mapping[str, float]]) -> dict[_Name, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -28,7 +28,6 @@ from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
 from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of
 from calibrate.validate.steady_step import (
     LAYER_ALONE,
-    Phases,
     bare_rounds_s,
     run_sigma,
     run_times,
@@ -243,15 +242,17 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
     variant = measured.variant
     ranks = _slowest_ranks(measured.runs.pooled)
     result, timeline = inputs.simulated(variant, ranks)
-    phases = usual_phases(timeline, ranks)
+    naive, options = result.baselines_s, variant.variant
+    reduced = {"all_reduce": naive.no_overlap - naive.compute_only}
+    predicted_split = usual_phases(timeline, ranks).model_copy(update=reduced)
+    measured_split = _measured(measured, ranks)
     measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
-    predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
     if measured_split.exposed is None:  # nobody tells what of the backward is waiting
-        waiting = {"backward": phases.backward + phases.exposed, "exposed": None}
+        backward_s = predicted_split.backward + (predicted_split.exposed or 0.0)
+        waiting = {"backward": backward_s, "exposed": None}
         predicted_split = predicted_split.model_copy(update=waiting)
     count = len(measured.pooled(lambda v: v.whole_s))
     predicted_s = result.iteration_time_s.p50
-    naive, options = result.baselines_s, variant.variant
     case = Case(
         variant=options.label,
         plain=options.plain.label,
@@ -298,11 +299,6 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
         ]
     )
     return middle_s - below_s, middle_s + above_s
-
-
-def _predicted(result: Result, phases: Phases) -> Split:
-    naive = result.baselines_s
-    return Split(**asdict(phases), all_reduce=naive.no_overlap - naive.compute_only)
 
 
 def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:

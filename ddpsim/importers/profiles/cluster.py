@@ -6,9 +6,9 @@ Seconds and bytes throughout. `calibrate fit` writes profiles; `cluster.profile`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from ddpsim.importers.measured import Operation
 from ddpsim.importers.profiles.nccl import NcclModel
@@ -212,17 +212,6 @@ class Overheads(_Part):
         None, ge=0, description="of the logarithms of copies' times, from record to record"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_size(cls, given: Any) -> Any:
-        """Earlier profiles held one rate, of gradients of 1 MiB."""
-        if not isinstance(given, dict) or "copy_in" in given:
-            return given
-        others = dict(given)
-        rate = others.pop("copy_in_bytes_per_s", None)
-        points = [{"gradient_bytes": 2**20, "bytes_per_s": rate}] if rate else []
-        return others | {"copy_in": points}
-
     @property
     def is_measured(self) -> bool:
         """Whether any of it was."""
@@ -320,18 +309,6 @@ class ClusterProfile(_Part):
     jitter: Jitter | None = None
     provenance: Provenance
     warnings: tuple[str, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_today(cls, given: Any) -> Any:
-        """Profiles of NCCL's free curves cannot be carried on; what they were fitted to can."""
-        law = given.get("all_reduce") if isinstance(given, dict) else None
-        if isinstance(law, dict) and law.get("kind") == "fastest-of":
-            raise ValueError(
-                "was fitted by an earlier version, which knew no links; fit it anew: "
-                "python -m calibrate fit RECORDS -o PROFILE, or import nccl-tests LOGS -o PROFILE"
-            )
-        return given
 
     @property
     def measured_others(self) -> dict[Operation, tuple[MeasuredTime, ...]]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.validate.steady_step import Phases, usual_phases
+from calibrate.validate.report import Split
+from calibrate.validate.steady_step import usual_phases
 from ddpsim.result.timeline import RankTimeline, Span, Timeline
+
+
+def _split(forward: float, backward: float, exposed: float, optimizer: float) -> Split:
+    parts = {"forward": forward, "backward": backward, "exposed": exposed, "optimizer": optimizer}
+    return Split(**parts, all_reduce=None)
 
 
 def _lane(backward_ns: int) -> RankTimeline:
@@ -38,7 +44,9 @@ def _lane(backward_ns: int) -> RankTimeline:
 
 def test_copies_back_are_exposed_and_waits_belong_to_what_came_before() -> None:
     timeline = Timeline({0: _lane(20)}, 1, 0, [0])
-    assert usual_phases(timeline, (0,)) == Phases(13e-9, 25e-9, 20e-9, 7e-9)
+    assert usual_phases(timeline, (0,)) == Split(
+        forward=13e-9, backward=25e-9, exposed=20e-9, optimizer=7e-9, all_reduce=None
+    )
 
 
 def test_ranks_count_alike() -> None:
@@ -54,7 +62,9 @@ def test_micro_batches_add_up() -> None:
         now += 10
     lane.step_ends_ns.append(now)
     found = usual_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
-    assert found == Phases(20e-9, 20e-9, 10e-9, 10e-9)
+    assert found == Split(
+        forward=20e-9, backward=20e-9, exposed=10e-9, optimizer=10e-9, all_reduce=None
+    )
 
 
 def test_what_is_gathered_for_the_backward_is_its_own() -> None:

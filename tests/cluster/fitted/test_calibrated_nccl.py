@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ from ddpsim.cluster.fitted.network import PER_DOUBLING, UNLIKE, network_from_pro
 from ddpsim.cluster.nccl.figures import PRIORS, Figures
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.errors import ImportFailedError
-from ddpsim.importers.profiles.cluster import ClusterProfile, read_cluster_profile
+from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.importers.profiles.nccl import NcclModel
-from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
 FOUR_HDR = TWO_HDR.model_copy(update={"nics_per_node": 4})
@@ -220,14 +216,6 @@ def test_a_curve_goes_on_at_its_bandwidth_beyond_its_sizes() -> None:
     curve = curve_of(nccl_model(TWO_HDR), "all_reduce", 2, 8)
     assert curve.seconds(2**34) == pytest.approx(16 * curve.seconds(2**30))
     assert curve.seconds(1) == curve.seconds(2**10)
-
-
-def test_a_profile_of_free_curves_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
-    old = profile(backend="nccl", all_reduce={"kind": "fastest-of", "regimes": []})
-    path.write_text(json.dumps(old), encoding="utf-8")
-    with pytest.raises(ImportFailedError, match=r"fitted by an earlier version.*fit it anew"):
-        read_cluster_profile(SourceFile("old.json", path))
 
 
 def test_a_draw_with_too_few_figures_is_refused() -> None:

@@ -37,10 +37,6 @@ def test_copies_into_buckets_have_a_rate_of_their_own(predict: Any) -> None:
     moved_bytes = 2 * sum(bucket.size_bytes for bucket in plain.buckets)
     added_s = longer.iteration_time_s.mean - plain.iteration_time_s.mean
     assert added_s == pytest.approx(moved_bytes / 2e9 - moved_bytes / 1e12, rel=0.01)
-    earlier = copies | {"copy_in_bytes_per_s": fitted(2e9)}  # as profiles held it once
-    assert (
-        predict({"overheads": earlier}, inter_node=FAST).iteration_time_s == longer.iteration_time_s
-    )
 
 
 def cpu_costs(overheads: Overheads, **options: Any) -> DdpCosts:
