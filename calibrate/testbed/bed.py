@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from calibrate.signals import as_exceptions, postponed
 from calibrate.testbed.errors import TestbedError
@@ -17,7 +16,7 @@ from calibrate.testbed.state import State, this_process
 MASTER_PORT = 29500  # torch's own; the first host's ports are all free
 
 
-class Testbed:
+class Testbed(ExitStack):
     """A network of `len(rates_bytes_per_s)` hosts on this machine, for as long as the context.
 
     `rates_bytes_per_s[i]` is the rate of host i's link, the same each way, in Ethernet frames (TCP
@@ -41,11 +40,11 @@ class Testbed:
         name: str | None = None,
         cores: Sequence[Collection[int]] | None = None,
     ) -> None:
+        super().__init__()
         self.rates_bytes_per_s = tuple(rates_bytes_per_s)
         self._name = name
         self._cores = cores
         self._up: State | None = None
-        self._exit = ExitStack()
 
     def __enter__(self) -> Testbed:  # noqa: PYI034 -- typing.Self is of Python 3.11
         self._check_cores()
@@ -54,16 +53,8 @@ class Testbed:
             with postponed():
                 self._up = build(self._name, self.rates_bytes_per_s, this_process())
                 stack.callback(self._down)
-            self._exit = stack.pop_all()
+            self.push(stack.pop_all())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._exit.__exit__(kind, error, traceback)
 
     def __len__(self) -> int:
         return len(self.rates_bytes_per_s)

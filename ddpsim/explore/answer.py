@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def _start(given: Given) -> dict[str, Any]:
         "looks": looks(),
         "lesson": given.lesson,
         "lesson_text": preset_text(SCENARIO),
-        "lessons": [lesson.to_dict() for lesson in LESSONS],
+        "lessons": [asdict(lesson) for lesson in LESSONS],
     }
 
 
@@ -180,7 +180,7 @@ def _step(document: Document) -> dict[str, Any]:
         "bottleneck": {"kind": result.bottleneck.kind, "text": result.bottleneck.text},
         "warnings": [printable(warning) for warning in result.warnings],
         "timeline": {"span_ns": span_ns([choice.step]), "ranks": drawn_ranks(choice.step)},
-        "events": [event.to_dict() for event in gone_through],
+        "events": [asdict(event) for event in gone_through],
         "breakdown": [
             {"name": part.name, "text": format_duration(part.time_s), "share": part.share}
             | {"colour": part.look.colour, "over": part.look.over, "hatched": part.look.hatched}

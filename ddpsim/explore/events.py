@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ddpsim.result.metrics import Step
 from ddpsim.result.storyboard import CapChoice, DrawnCollective
@@ -23,10 +22,6 @@ class Event:
     kind: str
     words: str
     bucket: int = -1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON's types."""
-        return asdict(self)
 
 
 def events(choice: CapChoice, step: Step, names: Mapping[int, tuple[str, str]]) -> list[Event]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 SCENARIO = "resnet50-2x8-25gbit"
 
@@ -26,10 +25,6 @@ class Lesson:
     figure: str
     choices: tuple[tuple[str, float], ...]
     after: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON's types."""
-        return asdict(self)
 
 
 LESSONS = (

@@ -15,10 +15,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from rich.console import Console
@@ -205,34 +204,24 @@ def _end_with_starter() -> None:
     os._exit(LOST)
 
 
-class Reporter:
+class Reporter(ExitStack):
     """Says what is done; `speaks` is False on every rank but the first."""
 
     def __init__(self, total: int, *, speaks: bool, console: Console | None = None) -> None:
+        super().__init__()
         self._speaks = speaks
         self._console = console or Console(soft_wrap=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not (speaks and self._console.is_terminal),
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        is_drawn = speaks and self._console.is_terminal
+        self._bar = self.enter_context(
+            Progress(
+                *(*columns, TimeElapsedColumn()),
+                console=self._console,
+                transient=True,
+                disable=not is_drawn,
+            )
         )
         self._task = self._bar.add_task("measuring", total=total)
-
-    def __enter__(self) -> Reporter:  # noqa: PYI034 -- Self is Python 3.11's
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def begin(self, title: str) -> None:
         """A task begins."""

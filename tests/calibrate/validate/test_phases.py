@@ -44,9 +44,7 @@ def _lane(backward_ns: int) -> RankTimeline:
 
 def test_copies_back_are_exposed_and_waits_belong_to_what_came_before() -> None:
     timeline = Timeline({0: _lane(20)}, 1, 0, [0])
-    assert usual_phases(timeline, (0,)) == Split(
-        forward=13e-9, backward=25e-9, exposed=20e-9, optimizer=7e-9, all_reduce=None
-    )
+    assert usual_phases(timeline, (0,)) == _split(13e-9, 25e-9, 20e-9, 7e-9)
 
 
 def test_ranks_count_alike() -> None:
@@ -62,9 +60,7 @@ def test_micro_batches_add_up() -> None:
         now += 10
     lane.step_ends_ns.append(now)
     found = usual_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
-    assert found == Split(
-        forward=20e-9, backward=20e-9, exposed=10e-9, optimizer=10e-9, all_reduce=None
-    )
+    assert found == _split(20e-9, 20e-9, 10e-9, 10e-9)
 
 
 def test_what_is_gathered_for_the_backward_is_its_own() -> None:
