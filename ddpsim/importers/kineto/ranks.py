@@ -389,7 +389,13 @@ class RankTraces:
 
         None of a single rank, whose times hold its waits.
         """
-        return self._reduced() if len(self.traces) > 1 else ()
+        if len(self.traces) == 1:
+            return ()
+        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for each in (each for of_step in self.transfers for each in of_step):
+            if each.of_gradients and each.size_bytes:
+                found[each.size_bytes, each.number].append(each.alone_s)
+        return tuple((size, median(times)) for (size, _), times in found.items())
 
     @property
     def points(self) -> dict[int, float]:
@@ -399,13 +405,6 @@ class RankTraces:
             if each.operation == "all_reduce" and each.size_bytes and each.alone_s:
                 by_size[each.size_bytes].append(each.alone_s)
         return {size: median(by_size[size]) for size in sorted(by_size)}
-
-    def _reduced(self) -> tuple[tuple[int, float], ...]:
-        found: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for each in (each for of_step in self.transfers for each in of_step):
-            if each.of_gradients and each.size_bytes:
-                found[each.size_bytes, each.number].append(each.alone_s)
-        return tuple((size, median(times)) for (size, _), times in found.items())
 
 
 def read_rank_traces(source: SourceFile) -> RankTraces:
