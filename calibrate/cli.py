@@ -187,12 +187,13 @@ def doctor(
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines in the job.")] = None,
 ) -> None:
     """Look for what would spoil a measurement on this machine, and say what to do."""
-    from calibrate.measure.host.doctor import doctor as examine
+    from calibrate.measure.host.doctor import diagnose, inspect_host
 
     is_fit = True
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":  # it speaks for its host
-        host, findings = examine(backend, nodes=nodes)
+        host = inspect_host(backend, os.environ, nodes)
+        findings = diagnose(host)
         nothing = f"nothing found that would spoil a measurement of {host.backend}"
         print("\n".join(map(str, findings)) or nothing, flush=True)
         is_fit = all(finding.severity != "error" for finding in findings)

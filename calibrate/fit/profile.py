@@ -22,7 +22,6 @@ from ddpsim.importers.profiles.cluster import (
     MEASURED_OTHERS,
     ClusterProfile,
     GlooRing,
-    MeasuredSigma,
     Provenance,
 )
 from ddpsim.units import format_bytes
@@ -142,6 +141,8 @@ def fit_logs(
     gpu = next(iter(gpus)) if len(gpus) == 1 else None
     shards = {o: samples_of_logs(of_others[key]) for o, key in MEASURED_OTHERS.items()}
     fit = _fitted(samples, "nccl", sources, shards, gpu)
+    # two times of one size, in place and out of place, are a measurement made twice
+    twice, sigmas = {"repeated": spread} if spread else {}, measured_sigma(fit.model, samples)
     return ClusterProfile(
         name=name,
         backend="nccl",
@@ -150,7 +151,7 @@ def fit_logs(
         correlated=fit.correlated,
         measured=measured(samples),
         **times,
-        measured_sigma=_with_spread(measured_sigma(fit.model, samples), spread),
+        measured_sigma=tuple(each.model_copy(update=twice) for each in sigmas),
         valid=fit.valid,
         provenance=Provenance(
             created="not stated",
@@ -160,12 +161,6 @@ def fit_logs(
         ),
         warnings=fit.warnings,
     )
-
-
-def _with_spread(sigmas: Sequence[MeasuredSigma], spread: float) -> tuple[MeasuredSigma, ...]:
-    """Two times of one size, in place and out of place, are a measurement made twice."""
-    changed = {"repeated": spread} if spread else {}
-    return tuple(each.model_copy(update=changed) for each in sigmas)
 
 
 def _fitted(

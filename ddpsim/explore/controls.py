@@ -83,7 +83,7 @@ def places(scenario: Scenario) -> dict[str, Any]:
         usual, late = inter.bandwidth_bytes_per_s, inter.latency_s
         dials["cluster.inter_node.nics_per_node"] = _number(inter.nics_per_node)
         if usual:
-            dials["cluster.inter_node.bandwidth"] = (_gbit(usual), usual)
+            dials["cluster.inter_node.bandwidth"] = (f"{usual / _GBIT:.3g} Gbit/s", usual)
         words = format_duration(late) if late else "NCCL's own"
         dials["cluster.inter_node.latency"] = (words, late)
     if not ddp.is_ddp:
@@ -165,10 +165,6 @@ def _background() -> Iterator[tuple[str, str, float]]:
 
 def _number(value: int) -> tuple[str, float | None]:
     return f"{value:,}", value
-
-
-def _gbit(rate: float) -> str:
-    return f"{rate / _GBIT:.3g} Gbit/s"
 
 
 def _cap(cap: float | tuple[float, ...] | None) -> str:

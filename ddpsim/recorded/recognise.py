@@ -65,7 +65,9 @@ def recognise(path: Path) -> list[Learned]:
         return [_traces(source)]
     if is_of_chakra(source):
         return [_chakra(source)]
-    if _begins_with(source, _PICKLE):
+    with foreign(source) as file:
+        is_dump = file.read(len(_PICKLE)) == _PICKLE
+    if is_dump:
         return [_dump(source.given, unpickled(source))]
     document = _document(source)
     if isinstance(document, dict):
@@ -79,11 +81,6 @@ def recognise(path: Path) -> list[Learned]:
         lacks = "; ".join(f"{each.kind}: {each.facts[0]}" for each in learned)
         raise ImportFailedError(source.given, f"tells too little: {lacks}")
     return learned
-
-
-def _begins_with(source: SourceFile, beginning: bytes) -> bool:
-    with foreign(source) as file:
-        return file.read(len(beginning)) == beginning
 
 
 def _document(source: SourceFile) -> Any:

@@ -105,6 +105,7 @@ def device_of_kernels(record: DeviceRecord) -> Device:
     peak, bandwidth = peaks(record), bandwidth_bytes_per_s(record)
     usual, optimizers = reached_bandwidth(record, bandwidth)
     floor_s, launch_s = launch_figures(record)
+    major = record.capability[0] if record.capability else 0
     device = Device.model_validate(
         {
             "name": "measured",
@@ -119,7 +120,7 @@ def device_of_kernels(record: DeviceRecord) -> Device:
             "kernel_floor": f"{floor_s!r} s",
             "launch": f"{launch_s!r} s",
             "operator": "0 s",
-            "architecture": _architecture(record),
+            "architecture": _ROWS.get(major, "blackwell" if major >= 10 else "ampere"),
         }
     )
     device = device.model_copy(update=_of_chip(record))
@@ -207,11 +208,6 @@ def _file(
         **_of_chip(record),
         **links,
     )
-
-
-def _architecture(record: DeviceRecord) -> Architecture:
-    major = record.capability[0] if record.capability else 0
-    return _ROWS.get(major, "blackwell" if major >= 10 else "ampere")
 
 
 def _of_chip(record: DeviceRecord) -> dict[str, Any]:

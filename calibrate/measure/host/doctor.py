@@ -7,7 +7,6 @@ nodes are compared inside a job (`calibrate.measure.host.clocks`).
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,19 +42,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
-
-
-def doctor(
-    backend: Literal["gloo", "nccl", "auto"] = "auto",
-    ranks_here: int | None = None,
-    nodes: int | None = None,
-) -> tuple[Host, list[Finding]]:
-    """Look at this host as torchrun's variables (or the arguments) describe the job on it.
-
-    `auto` is NCCL where nvidia-smi shows a GPU.
-    """
-    host = inspect_host(backend, os.environ, ranks_here, nodes)
-    return host, diagnose(host)
 
 
 def diagnose(host: Host) -> list[Finding]:
@@ -219,13 +205,15 @@ class Host:
 def inspect_host(
     backend: Literal["gloo", "nccl", "auto"],
     variables: Mapping[str, str],
-    ranks_here: int | None = None,
     nodes: int | None = None,
     root: Path = Path("/"),
 ) -> Host:
-    """What can be seen of this node; `root` is where /proc and /sys are looked for."""
+    """What can be seen of this node, and torchrun's variables tell of the job on it.
+
+    `auto` is NCCL where nvidia-smi shows a GPU; `root` is where /proc and /sys are looked for.
+    """
     seen = () if backend == "gloo" else gpus(variables.get("CUDA_VISIBLE_DEVICES"))
-    local = ranks_here or _whole(variables, "LOCAL_WORLD_SIZE", 1)
+    local = _whole(variables, "LOCAL_WORLD_SIZE", 1)
     world = _whole(variables, "WORLD_SIZE", local)
     return Host(
         backend=("nccl" if seen else "gloo") if backend == "auto" else backend,

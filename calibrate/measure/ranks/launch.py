@@ -136,14 +136,12 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
     deadline = time.monotonic() + 3
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in processes:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
         if process.stdin:
             process.stdin.close()
