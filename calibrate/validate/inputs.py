@@ -92,10 +92,8 @@ class Inputs:
     def _document(self) -> dict[str, Any]:
         document = model_profile(*self.runs.each)
         measured = document["measured"]
-        latest_s, backward_s = (
-            max(filter(None, measured["ready_s"]), default=0.0),
-            measured["backward_s"],
-        )
+        latest_s = max(filter(None, measured["ready_s"]), default=0.0)
+        backward_s = measured["backward_s"]
         if latest_s <= backward_s:
             return document
         self._repairs.append(
@@ -331,14 +329,12 @@ def _all_reduce_error(rounds: Rounds) -> float:
 
 def rank_factors(rounds: Rounds) -> tuple[float, ...]:
     """Each rank's compute over the ranks' mean; none where they differ by chance."""
-    columns = zip(*rounds.alone.whole_s, strict=True)
-    times = [median_time(column) for column in columns]
-    middle = fmean(time.value for time in times)
+    times = [median_time(column) for column in zip(*rounds.alone.whole_s, strict=True)]
     values = [time.value for time in times]
     chance = max(time.stderr or 0.0 for time in times)
     if max(values) - min(values) <= SIGNIFICANT * chance * 2**0.5:
         return ()
-    return tuple(value / middle for value in values)
+    return tuple(value / fmean(values) for value in values)
 
 
 def _all_reduce_csv(rounds: Rounds) -> str:

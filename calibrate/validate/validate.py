@@ -218,17 +218,12 @@ def _predictable(
     measured: Sequence[_Measured], inputs: Inputs
 ) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     """A case of each variant, and why some have none; raises DdpsimError where all have none."""
-    cases_or_reasons = [_case_or_why(each, inputs) for each in measured]
-    cases = tuple(case for case in cases_or_reasons if isinstance(case, Case))
-    reasons = [why for why in cases_or_reasons if isinstance(why, str)]
+    outcomes = [(each.variant.variant.label, _case_or_why(each, inputs)) for each in measured]
+    cases = tuple(case for _, case in outcomes if isinstance(case, Case))
+    reasons = [(label, why) for label, why in outcomes if isinstance(why, str)]
     if not cases:
-        raise DdpsimError(f"{measured[0].runs.first_file} cannot be simulated: {reasons[0]}")
-    left_out = tuple(
-        f"{each.variant.variant.label} is not predicted: {why}"
-        for each, why in zip(measured, cases_or_reasons, strict=True)
-        if isinstance(why, str)
-    )
-    return cases, left_out
+        raise DdpsimError(f"{measured[0].runs.first_file} cannot be simulated: {reasons[0][1]}")
+    return cases, tuple(f"{label} is not predicted: {why}" for label, why in reasons)
 
 
 def _case_or_why(measured: _Measured, inputs: Inputs) -> Case | str:
@@ -245,7 +240,7 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
     naive, options = result.baselines_s, variant.variant
     reduced = {"all_reduce": naive.no_overlap - naive.compute_only}
     predicted_split = usual_phases(timeline, ranks).model_copy(update=reduced)
-    measured_split = _measured(measured, ranks)
+    measured_split = _measured_split(measured, ranks)
     measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
     if measured_split.exposed is None:  # nobody tells what of the backward is waiting
         backward_s = predicted_split.backward + (predicted_split.exposed or 0.0)
@@ -301,7 +296,7 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
     return middle_s - below_s, middle_s + above_s
 
 
-def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
+def _measured_split(measured: _Measured, ranks: Sequence[int]) -> Split:
     variant = measured.variant
 
     def middle(part: Callable[[VariantSamples], Samples]) -> float:
