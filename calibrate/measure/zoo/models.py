@@ -77,13 +77,11 @@ class _Block(nn.Module):
         return added
 
 
-def _bottleneck(width: int, stride: int, groups: int, width_per_group: int) -> tuple[_Layer, ...]:
-    inner = width * width_per_group // 64 * groups
-    return _Layer(inner, 1), _Layer(inner, 3, stride, groups), _Layer(4 * width, 1)
+class ResNet(nn.Sequential):
+    """Four stages with so many blocks, basic ones or bottlenecks of grouped convolutions.
 
-
-class ResNet(nn.Module):
-    """Four stages with so many blocks, basic ones or bottlenecks of grouped convolutions."""
+    Logits [batch, 1000] of [batch, 3, height, width].
+    """
 
     def __init__(
         self, depths: Sequence[int], *, basic: bool = False, groups: int = 1, per_group: int = 64
@@ -96,42 +94,35 @@ class ResNet(nn.Module):
         channels = 64
         for stage, depth in enumerate(depths):
             blocks, width = [], 64 * 2**stage
+            inner = width * per_group // 64 * groups
             for i in range(depth):
                 stride = 2 if stage > 0 and i == 0 else 1
-                shape = _bottleneck(width, stride, groups, per_group)
-                layers = (_Layer(width, 3, stride), _Layer(width, 3)) if basic else shape
+                layers = (
+                    (_Layer(width, 3, stride), _Layer(width, 3))
+                    if basic
+                    else (_Layer(inner, 1), _Layer(inner, 3, stride, groups), _Layer(4 * width, 1))
+                )
                 blocks.append(_Block(channels, layers, stride))
                 channels = layers[-1].outputs
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
         self.fc = nn.Linear(channels, _CLASSES)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [batch, 1000] of [batch, 3, height, width]."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
-        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return logits
 
-
-class _Vgg(nn.Module):
-    """VGG with 16 layers, without batch norms."""
+class _Vgg(nn.Sequential):
+    """VGG with 16 layers, without batch norms: logits as a ResNet's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(*_vgg_features())
         self.avgpool = nn.AdaptiveAvgPool2d(7)
+        self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
             *(nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout()),
             nn.Linear(4096, _CLASSES),
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [batch, 1000] of [batch, 3, height, width]."""
-        logits: Tensor = self.classifier(self.avgpool(self.features(images)).flatten(1))
-        return logits
 
 
 def _vgg_features() -> Iterator[nn.Module]:
