@@ -13,6 +13,7 @@ from chromium import Browser, chromium
 from hypothesis import is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from outcome import Outcome
+from warm_python import serving
 
 from ddpsim.cli import main
 
@@ -104,6 +105,21 @@ def cli(
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def warm_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
+    with serving(tmp_path_factory.mktemp("warm")) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def warm_python(warm_program: Path) -> Iterator[None]:
+    """Start Python as a fork of one that has torch, where its start is not what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_program))
+        yield
 
 
 @pytest.fixture(scope="module")

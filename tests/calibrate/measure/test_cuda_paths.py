@@ -32,6 +32,8 @@ from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
 from ddpsim.scenario.catalog import device_table
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 HERE = Path(__file__).parents[2]
 STANDIN = HERE / "helpers" / "cuda_standin"
 GUIDE = HERE.parent / "docs" / "how-to" / "calibrate.md"

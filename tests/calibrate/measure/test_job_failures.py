@@ -26,6 +26,11 @@ from calibrate.measure.ranks.launch import FAILED, LOST, _problem, free_port
 from calibrate.records.record import load_record
 
 
+@pytest.fixture
+def warm(warm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm_program))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_an_end_of_the_parent_ends_the_ranks(number: signal.Signals, tmp_path: Path) -> None:
     """Signals of a scheduler, of short memory and of Ctrl-C, while two ranks measure."""
@@ -64,6 +69,7 @@ def _commands() -> str:
     return listed.stdout
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     with pytest.raises(MeasureError) as raised:
@@ -75,6 +81,7 @@ def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
     assert load_record(path).layout.world_size == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_another_torch_on_a_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("FAKE_TORCH_ON_RANK", "1")
@@ -149,6 +156,7 @@ def test_why_a_job_failed(codes: list[int], said: str, tmp_path: Path) -> None:
     assert by_a_rank == said.endswith(" says why")
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_rank_that_failed_is_quoted_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
     with pytest.raises(MeasureError) as raised:
         ranks(2, tmp_path / "r.json", data_loader="measure_helpers:fails_on_rank_1")
@@ -198,6 +206,7 @@ def test_only_what_gloo_or_the_store_says_of_peers_is_lost_contact(alone: None) 
     assert _told(TypeError("ours"), 1, "Kept.") is None
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -26,6 +26,8 @@ from calibrate.measure.model.samples import around_hook
 from calibrate.measure.ranks.job import join
 from calibrate.records.record import Record, load_record
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:

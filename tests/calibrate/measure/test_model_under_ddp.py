@@ -36,6 +36,8 @@ from ddpsim import load_scenario, simulate
 from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.quantity import SourceFile
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     """1.10 times as long as without, by steps taken in turns; within the noise it is not told."""

@@ -26,6 +26,8 @@ from calibrate.measure.model.profile import ProfileOptions, profile, profile_alo
 from calibrate.measure.model.training import Training
 from ddpsim.errors import DdpsimError
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 @pytest.mark.parametrize(
     ("code", "options", "says"),

@@ -15,6 +15,8 @@ from calibrate.records.variant import Variant
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
     file = tmp_path / "file"

@@ -19,6 +19,8 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.host.environment import check_same_machine
 from calibrate.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:

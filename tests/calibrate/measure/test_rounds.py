@@ -25,6 +25,8 @@ from ddpsim.errors import ImportFailedError
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 STRATEGIES = (
     Variant(strategy="naive"),
     Variant(strategy="naive_flat"),

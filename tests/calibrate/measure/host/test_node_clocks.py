@@ -14,6 +14,8 @@ from calibrate.measure.host.clocks import check_clocks, clock_offset, clock_offs
 from calibrate.measure.ranks.job import join
 from calibrate.measure.ranks.launch import free_port
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 def test_clock_offset_of_the_quickest_exchange() -> None:
     exchanges = [(0.0, 7.9, 4.0), (10.0, 15.5, 11.0), (20.0, 26.0, 23.0)]
