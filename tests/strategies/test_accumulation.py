@@ -40,7 +40,7 @@ def scenario_of(**ddp: Any) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="its gradients are the oracle")
     folder: Path = tmp_path_factory.mktemp("accumulation")
     return observed_of("accumulation_oracle.py", folder)

@@ -151,7 +151,7 @@ def test_recorded_ready_order_makes_the_same_buckets() -> None:
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     """Bucket logs of a real 2-process gloo job over many models and options."""
     pytest.importorskip("torch", reason="real DDP is the oracle of bucket plans")
     return observed_of("ddp_oracle.py", tmp_path_factory.mktemp("ddp"))

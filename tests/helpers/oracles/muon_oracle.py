@@ -1,6 +1,6 @@
-"""What torch's Muon computes and sends for one matrix whose rows ranks share out, over gloo.
+"""What torch's Muon computes and sends for one matrix whose rows ranks share out, on CPUs.
 
-gloo has no all-to-all: DTensor gathers in its place, and cuts.
+There DTensor has no all-to-all: it gathers in its place, and cuts.
 """
 
 from __future__ import annotations
@@ -77,4 +77,4 @@ def _recorded(step: Callable[[], Any]) -> list[list[Any]]:
 
 
 if __name__ == "__main__":
-    run_as_rank(observe, CASES)
+    run_as_rank(observe, CASES, sends=False)

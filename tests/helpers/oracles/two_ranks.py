@@ -1,6 +1,7 @@
 """Real processes of a gloo job, whose first rank writes down what torch did in each case.
 
-Ranks are forks of one process that has imported torch, which takes longer than most cases.
+Ranks are forks of one process that has imported torch, which takes longer than most cases. What
+torch launches, and not what comes of it, rank 0 tells alone.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from typing import Any
 Observe = Callable[..., dict[str, Any]]
 
 
-def run_as_rank(observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
-    """The main function of a program that `observed_of` starts: every case, on all ranks."""
+def run_as_rank(observe: Observe, cases: Sequence[tuple[Any, ...]], *, sends: bool = True) -> None:
+    """The main function of a program that `observed_of` starts: every case, on all ranks.
+
+    Without `sends` on rank 0 alone, in a group as large whose collectives do nothing.
+    """
     import torch._dynamo  # before the fork: optimizers would import it in every rank
     import torch.distributed  # noqa: F401
 
     gc.freeze()
     running = set()
-    for rank in range(int(sys.argv[1])):
+    for rank in range(int(sys.argv[1]) if sends else 1):
         pid = os.fork()
         if not pid:
-            _run(rank, observe, cases)
+            _run(rank, observe, cases, sends=sends)
         running.add(pid)
     while running:
         pid, status = os.wait()
@@ -40,7 +44,7 @@ def run_as_rank(observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
             sys.exit(1)
 
 
-def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
+def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]], *, sends: bool) -> None:
     """One rank, which ends here; what gloo's threads do meanwhile is not under test."""
     import torch
     import torch.distributed as dist
@@ -48,7 +52,11 @@ def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
     ranks, store, output = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     try:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        if sends:
+            file = f"file://{store}"
+            dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
+        else:
+            join_silent(ranks)
         observed = [observe(*case) for case in cases]
         if rank == 0:
             output.write_text(json.dumps(observed))
@@ -58,6 +66,14 @@ def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def join_silent(ranks: int) -> None:
+    """Be rank 0 of a group that sends nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
 
 
 def observed_of(program: str, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:

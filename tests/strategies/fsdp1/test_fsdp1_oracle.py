@@ -17,7 +17,7 @@ from ddpsim.strategies.instructions import Communicate
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's FullyShardedDataParallel is the oracle of ours")
     return observed_of("fsdp/fsdp1_oracle.py", tmp_path_factory.mktemp("fsdp1"), ranks=4)
 

@@ -19,7 +19,7 @@ from ddpsim.strategies.strategy import Strategy
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's fully_shard is the oracle of ours")
     return observed_of(
         "fsdp/fully_shard_oracle.py", tmp_path_factory.mktemp("fully_shard"), ranks=4

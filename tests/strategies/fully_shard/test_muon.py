@@ -1,4 +1,4 @@
-"""Muon over matrices that ranks share out: what torch's own computes and sends over gloo."""
+"""Muon over matrices that ranks share out: what torch's own computes and sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from ddpsim.strategies.instructions import Communicate
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_products_are_shared_out_as_dtensor_does(ranks: int, tmp_path: Path) -> None:
+def test_products_are_shared_out_as_dtensor_does(
+    ranks: int, tmp_path: Path, warm_python: None
+) -> None:
     pytest.importorskip("torch", reason="its Muon on DTensors is the oracle")
     for case in observed_of("muon_oracle.py", tmp_path, ranks):
         norm, *called = case["called"]
@@ -25,7 +27,7 @@ def test_products_are_shared_out_as_dtensor_does(ranks: int, tmp_path: Path) -> 
         for one in newton_schulz(tuple(case["shape"]), 2, mesh):
             if isinstance(one, LocalProduct):
                 told.append(["addmm" if one.adds else "mm", one.m, one.n, one.k])
-            elif one.operation == "all_to_all":  # gloo gathers instead
+            elif one.operation == "all_to_all":  # which CPUs gather instead
                 told.append(["all_gather", one.size_bytes])
             else:
                 parts = ranks if one.operation == "all_gather" else 1

@@ -116,7 +116,7 @@ def scenario_of(ranks: int = 4, *, cap_mb: float = 1, **options: Any) -> Scenari
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's own hooks are the oracle")
     return observed_of("overlap_oracle.py", tmp_path_factory.mktemp("overlap"), ranks=4)
 

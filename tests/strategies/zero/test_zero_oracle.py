@@ -19,7 +19,7 @@ from ddpsim.workload.model import Model, Parameter, Work
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def observed(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch runs the loops that ours are held against")
     return observed_of("zero_oracle.py", tmp_path_factory.mktemp("zero"))
 

@@ -1,4 +1,4 @@
-"""Collectives that torch's FullyShardedDataParallel launches: four gloo ranks, writes JSON.
+"""Collectives that torch's FullyShardedDataParallel launches on rank 0 of four; writes JSON.
 
 PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fsdp1_oracle.py 4 STORE OUTPUT
 """
@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from two_ranks import run_as_rank
+from two_ranks import join_silent, run_as_rank
 
 STEPS = 2  # the order of the forward is known from the second on
 Calls = list[tuple[str, int, int, list[int]]]
@@ -167,17 +167,9 @@ class Counted(TorchDispatchMode):
 
 
 def observe_peak(options: dict[str, Any], micro_batches: int = 1) -> dict[str, Any]:
-    """The most that is allocated in a step, counted by storages; rank 0 tells it.
-
-    In a group that sends nothing: gloo would copy what it scatters once more.
-    """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    is_first = dist.get_rank() == 0
+    """The most that is allocated in a step of two ranks, counted by storages."""
     dist.destroy_process_group()
-    dist.init_process_group("fake", rank=0 if is_first else 1, world_size=2, store=FakeStore())
-    if not is_first:
-        return {}
+    join_silent(2)
     module, x = Wide(96), torch.ones(1, 96)
     listed, order = parameters_of(module), ready_order(module, x)
     units = [f"layers.{i}" for i in range(5)]
@@ -262,4 +254,5 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*cases(), ("divisors",), *PEAKS])
+    all_cases = [*cases(), ("divisors",), *PEAKS]
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), all_cases, sends=False)

@@ -1,4 +1,4 @@
-"""Collectives that torch's fully_shard launches: run on four gloo ranks, writes JSON.
+"""Collectives that torch's fully_shard launches on rank 0 of four; writes JSON.
 
 PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fully_shard_oracle.py 4 STORE OUT
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.utils.checkpoint import checkpoint
-from two_ranks import run_as_rank
+from two_ranks import join_silent, run_as_rank
 
 STEPS = 2
 RESHARDS = bool | int | None  # given to units and root alike
@@ -147,7 +147,7 @@ def observe_order(
     fully_shard(module, reshard_after_forward=reshard, **options)
     module(x).sum().backward()
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with profile if dist.get_rank() == 0 else nullcontext():
+    with profile:
         for is_last in (False, True):
             module.set_requires_gradient_sync(is_last or not no_sync)
             module.set_reshard_after_backward(is_last or between["reshard_after_backward"])
@@ -167,7 +167,7 @@ def observe_order(
             "fully_shard": sharding,
         },
         "checks": checks,
-        "ranges": ranges_of(profile) if dist.get_rank() == 0 else [],
+        "ranges": ranges_of(profile),
     }
 
 
@@ -193,18 +193,9 @@ def observe_peak(
     strategy: str = "fully_shard",
     micro_batches: int = 1,
 ) -> dict[str, Any]:
-    """The most that is allocated in a step, by torch's own tracker.
-
-    In a group that sends nothing: gloo would copy what it scatters once more. Rank 0 tells it.
-    """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    is_first = dist.get_rank() == 0
+    """The most that is allocated in a step on nodes of two ranks, by torch's own tracker."""
     dist.destroy_process_group()
-    rank = 0 if is_first else 1
-    dist.init_process_group("fake", rank=rank, world_size=2 * nodes, store=FakeStore())
-    if not is_first:
-        return {}
+    join_silent(2 * nodes)
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     module, x = Wide(96), torch.ones(1, 96)
@@ -329,4 +320,4 @@ PEAKS = [
 if __name__ == "__main__":
     told = [*cases(), *mesh_cases(), *sized_cases(), *checkpointed_cases()]
     told += [*adapted_cases(), *ordered_cases(), ("divisors",)]
-    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS])
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS], sends=False)
