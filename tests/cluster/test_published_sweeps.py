@@ -10,6 +10,7 @@ import nccl_carried
 import nccl_sweeps
 import pytest
 from held_out import nccl_presets
+from validation.folders import PAGE
 
 from ddpsim.cluster.transfers import Operation
 
@@ -160,3 +161,11 @@ def test_a_named_machine_beside_a_profile_makes_it_no_worse() -> None:
 def test_steps_of_four_times_the_ranks_are_predicted_from_two_nodes() -> None:
     """Within 6 %, however much of a step is communication."""
     assert all(abs(error) <= 0.06 for error in nccl_carried.steps_elsewhere().values())
+
+
+@needs_reference
+def test_the_validation_page_has_these_figures() -> None:
+    page = PAGE.read_text("utf-8")
+    levels = [f"- {what}: {level}" for what, level in nccl_carried.levels().items()]
+    for told in (nccl_sweeps.table(), nccl_carried.carried_table(), levels):
+        assert "\n".join(told) in page

@@ -8,11 +8,12 @@ from statistics import fmean, median
 
 import pytest
 from validation.folders import ROOT
-from validation.recorded import BLIND, STRATEGIES, UNSEEN, campaign, predicted
+from validation.recorded import BLIND, STRATEGIES, UNSEEN, campaign, rounds_of
 from validation.recorded import SHARDED as SHARDED_ALONE
 
 from calibrate.records.variant import SHARDED
 from calibrate.validate.report import Case
+from calibrate.validate.validate import validate
 
 _OF_SHARDS = (*SHARDED, "zero1")
 
@@ -112,7 +113,8 @@ def test_sharded_steps_of_models_that_set_nothing_are_predicted(
 @pytest.mark.parametrize("folder", [STRATEGIES, SHARDED_ALONE])
 def test_the_report_is_up_to_date(folder: Path) -> None:
     """One model at one rate, tick by tick."""
-    (now,) = predicted(folder, "rounds-cnn-5gbit-*.json").sweeps
+    files = rounds_of(folder, "rounds-cnn-5gbit-*.json")
+    (now,) = validate(files, folder / "cluster.json").sweeps
     recorded = {sweep.file: sweep.cases for sweep in campaign(folder).sweeps}
     assert [(c.variant, c.predicted_s) for c in now.cases] == [
         (c.variant, c.predicted_s) for c in recorded[now.file]

@@ -23,9 +23,7 @@ def ended(path: Path) -> list[dict[str, Any]]:
     return [line for line in found if "began" not in line]
 
 
-def test_a_model_is_measured_in_every_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_measured_in_every_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps of each in place of 26."""
     for count in ("_WARM_UP", "_BLOCKS", "_STEPS"):
         monkeypatch.setattr(measure_models, count, 1)
