@@ -22,7 +22,7 @@ nox.options.sessions = ["quick", "lint"]
 @nox.session
 def test(session: nox.Session) -> None:
     """All tests, on two cores."""
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
@@ -30,7 +30,8 @@ def quick(session: nox.Session) -> None:
     """The tests of the simulator alone, without measurements and recorded campaigns."""
     apart = ("measure", "rounds", "testbed", "validate", "validation", "page", "fit", "wheel")
     left_out = [f"--ignore-glob=*/test_{name}.py" for name in apart]
-    session.run("python", "-m", "pytest", "-n", "2", *left_out, *session.posargs)
+    shared = ("-n", "2", "--dist", "loadfile")
+    session.run("python", "-m", "pytest", *shared, *left_out, *session.posargs)
 
 
 @nox.session

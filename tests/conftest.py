@@ -37,10 +37,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist share out files in our order, and not by their numbers of tests."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under --explore, draw at random, remember failures, and print the example to paste."""
-    if not (times := config.getoption("--explore")):
-        return
+    """Begin with files that have slow tests: what is left at the end is shared out evenly."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    if times := config.getoption("--explore"):
+        _explore(config, items, times)
+
+
+def _explore(config: pytest.Config, items: list[pytest.Item], times: int) -> None:
+    """Draw at random, remember failures, and print the example to paste."""
     known = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
     items[:] = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
     for item in items:
@@ -122,7 +133,7 @@ def warm_python(warm_program: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = chromium()
     if program is None:

@@ -62,6 +62,7 @@ def share(places: Places, jobs: Sequence[Job], at_most: int) -> float:
     return sum(place <= at_most for place in known) / len(known)
 
 
+@pytest.mark.slow
 def test_true_causes_come_first(places: Places) -> None:
     """Each cause of the table at least once; those that times hide are found in traces."""
     everything = (*HEALTHY, *FAULTY)

@@ -15,7 +15,7 @@ import ddpsim
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.each_strategy import plan_each_strategy
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.planning.compare import each_strategy
+from ddpsim.planning.compare import compare, each_strategy
 from ddpsim.planning.shardings import settings_to_fit, shardings
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.api import predict
@@ -82,9 +82,10 @@ def test_each_strategy_drops_the_options_of_others() -> None:
 def test_a_scenarios_own_row_is_its_run(ddp: str, row: str) -> None:
     """With the options that it has, and no others."""
     own = document(f"ddp={ddp}")
-    rows = {change.title: change for change in ddpsim.compare(own, each_strategy=True).changes}
-    assert rows[row].step_s == pytest.approx(predict(parse(own)).iteration_time_s.mean, rel=1e-9)
-    assert not [each for each in rows[row].settings if "overlap_comm" in each or "mixed" in each]
+    (option,) = (each for each in each_strategy(own) if each.title == row)
+    (change,) = compare(parse(own), [option]).changes
+    assert change.step_s == pytest.approx(predict(parse(own)).iteration_time_s.mean, rel=1e-9)
+    assert not [each for each in change.settings if "overlap_comm" in each or "mixed" in each]
 
 
 def test_tables_tell_the_options_of_their_rows(cli: Callable[..., Outcome]) -> None:
