@@ -46,8 +46,13 @@ def test_the_first_suggestion_helps(name: str, settings: tuple[str, ...]) -> Non
     assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s
 
 
-@pytest.mark.parametrize("device", ["t4", "v100-sxm-32gb", "a100-sxm-40gb"])
-@pytest.mark.parametrize("network", ["1 Gbit/s", "800 Gbit/s"])
+@pytest.mark.parametrize(
+    ("network", "device"),
+    [
+        ("1 Gbit/s", "a100-sxm-40gb"),  # what helps is the same on all of them
+        *(("800 Gbit/s", device) for device in ("t4", "v100-sxm-32gb", "a100-sxm-40gb")),
+    ],
+)
 @pytest.mark.parametrize(
     "ddp",
     [

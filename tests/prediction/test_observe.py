@@ -12,10 +12,12 @@ import ddpsim
 from ddpsim.prediction.api import predict, predict_and_observe
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.timeline import MessageSpan
+from ddpsim.scenario import document
+from ddpsim.scenario.load import parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
-SMALL = [path for path in SCENARIOS if ddpsim.load_scenario(path).cluster.world_size <= 8]
+SMALL = [path for path in SCENARIOS if parse(document.load(path)).cluster.world_size <= 8]
 
 
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)

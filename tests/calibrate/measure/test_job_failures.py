@@ -32,12 +32,14 @@ def warm(warm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_an_end_of_the_parent_ends_the_ranks(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_end_of_the_parent_ends_the_ranks(
+    number: signal.Signals, tmp_path: Path, warm_program: Path
+) -> None:
     """Signals of a scheduler, of short memory and of Ctrl-C, while two ranks measure."""
     path = tmp_path / "record.json"
     code = (  # a shell's background jobs ignore Ctrl-C
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from calibrate.cli import main; main()"
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.executable = {str(warm_program)!r}; from calibrate.cli import main; main()"
     )
     command = [sys.executable, "-c", code, "measure", "--local", "2", "-o", str(path)]
     with subprocess.Popen(
