@@ -60,7 +60,7 @@ PARTICIPLES = frozenset(("told", "found", "known", "asked", "own", "said"))
 STILL_WITH_PARTICIPLES = (
     *("calibrate/capture/", "calibrate/fit/", "calibrate/measure/", "calibrate/validate/"),
     *("ddpsim/cluster/", "ddpsim/engine/", "ddpsim/importers/", "ddpsim/planning/sweeps/"),
-    *("ddpsim/prediction/", "ddpsim/recorded/", "ddpsim/report/"),
+    *("ddpsim/recorded/", "ddpsim/report/"),
 )
 # names that users read: a key of `ddpsim.sweep/1`
 PUBLIC = {("ddpsim/result/sweep.py", "own")}

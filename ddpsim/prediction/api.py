@@ -81,9 +81,9 @@ def checked_job(document: Document, parts: Parts | None = None) -> Job:
 def _checked(document: Document, parts: Parts | None = None) -> tuple[Scenario, Job]:
     scenario = parse(document)
     job = resolve(scenario, document, parts=parts)
-    own = as_stated(document)
-    if own is not None:
-        check_measured(own, scenario, "set both")
+    original = as_stated(document)
+    if original is not None:
+        check_measured(original, scenario, "set both")
     return scenario, job
 
 
@@ -136,32 +136,33 @@ def simulate_and_observe(
 
     Without `ranks` the timeline is that of the ranks that were simulated.
     """
-    with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
+    with stage("parts of the answer", 3) as progress:  # the step, how sure it is, what to try
         if needs := long_answer(job):
-            told.say(needs)
+            progress.say(needs)
         simulated, timeline = _observed(job, ranks, engine)
         mean_s = mean_step_s(simulated.timeline)
-        told.findings = [f"the step takes {format_duration(mean_s)}"]
-        told.advance()
+        progress.findings = [f"the step takes {format_duration(mean_s)}"]
+        progress.advance()
         result = _predicted(job, simulated, engine)
-        told.findings = [f"{told.findings[0]}, {edges_in_words(result.prediction_interval_s)}"]
-        told.advance()
+        edges = edges_in_words(result.prediction_interval_s)
+        progress.findings = [f"{progress.findings[0]}, {edges}"]
+        progress.advance()
         result = replace(result, next_steps=next_steps(job, result))
-        told.advance()
+        progress.advance()
     return result, timeline
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summed_up(job, simulated, engine)
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
-    known = uncertainties(job)
-    interval = _interval(job, result, known, spread_s)
+    terms = uncertainties(job)
+    interval = _interval(job, result, terms, spread_s)
     result = replace(
         result,
         provenance=(*result.provenance, *host_provenance(job)),
         prediction_interval_s=interval,
         training=training_of(job.scenario, job.model, result.iteration_time_s.mean, pauses_of(job)),
-        estimate=_estimate(job, result, interval, known),
+        estimate=_estimate(job, result, interval, terms),
         start_up=start_up_of(job),
     )
     return replace(result, stragglers=_stragglers(job, result, engine))
@@ -215,7 +216,7 @@ def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timelin
 
 def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler, ...]:
     """What holds the others up, the costliest first."""
-    scenario, found = job.scenario, list(stragglers(job))
+    scenario, causes = job.scenario, list(stragglers(job))
 
     def cost_s(part: str, key: str) -> float:
         """Run the whole again without what varies over time."""
@@ -224,11 +225,11 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
         return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
 
     if scenario.run.stalls:
-        found.append(Straggler("stalls", "stalls of any rank", cost_s("run", "stalls")))
+        causes.append(Straggler("stalls", "stalls of any rank", cost_s("run", "stalls")))
     if background := scenario.cluster.background:
         text = f"another job's {format_bytes_per_s(background.rate_bytes_per_s)} a node"
-        found.append(Straggler("traffic", text, cost_s("cluster", "background")))
-    return tuple(sorted(found, key=lambda straggler: -straggler.cost_s))
+        causes.append(Straggler("traffic", text, cost_s("cluster", "background")))
+    return tuple(sorted(causes, key=lambda straggler: -straggler.cost_s))
 
 
 def summed_up(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
@@ -287,20 +288,20 @@ def _limit_of(job: Job, collective: CommSpan) -> str:
 
 
 def _estimate(
-    job: Job, result: Result, interval: PredictionInterval, known: Mapping[str, Uncertainty]
+    job: Job, result: Result, interval: PredictionInterval, terms: Mapping[str, Uncertainty]
 ) -> Estimate | None:
     """Tells how sure a step is whose device's and host's work is estimated."""
     if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
         return None
-    share, sigma = job.host_share, known["compute"].sigma
+    share, sigma = job.host_share, terms["compute"].sigma
     low_s, high_s = if_measured(result.iteration_time_s.mean, interval, sigma)
     return Estimate("host-bound" if share > 1 else "device-bound", share, low_s, high_s)
 
 
 def _interval(
-    job: Job, result: Result, known: Mapping[str, Uncertainty], spread_s: tuple[float, float]
+    job: Job, result: Result, terms: Mapping[str, Uncertainty], spread_s: tuple[float, float]
 ) -> PredictionInterval:
-    job.steps_s(list(variants(known)))  # side by side
+    job.steps_s(list(variants(terms)))  # side by side
     mean_s, hidden_s = result.iteration_time_s.mean, result.comm_time_s - result.exposed_comm_s
     longer = list(lengthenings(job, mean_s, hidden_s))
-    return prediction_interval(mean_s, job.step_s, known, longer, spread_s)
+    return prediction_interval(mean_s, job.step_s, terms, longer, spread_s)

@@ -69,7 +69,7 @@ def _with_cluster(document: Document) -> Document:
 
 
 def _with_backend(document: Document) -> Document:
-    """A machine of CPU cores has gloo, where nothing is said."""
+    """Set gloo for a machine of CPU cores, where the document has no `ddp`."""
     cluster = document.data.get("cluster")
     machine = cluster.get("machine") if isinstance(cluster, dict) else None
     if "ddp" not in document.data and isinstance(machine, str):
@@ -139,21 +139,21 @@ def _summary(network: Network, scenario: Scenario) -> str:
         for entry in network.provenance
         if entry.input in where
     ]
-    said = "links: " + "; ".join(links) if links else network.bottleneck
+    text = "links: " + "; ".join(links) if links else network.bottleneck
     if scenario.cluster.algorithm == "parameter_server":
         servers, ranks = scenario.cluster.servers or 1, scenario.cluster.world_size
-        said += f"; {counted(servers, 'server')}, sending {ranks / servers:.3g} times the size each"
+        text += f"; {counted(servers, 'server')}, sending {ranks / servers:.3g} times the size each"
     busy = scenario.cluster.background or scenario.cluster.stragglers
-    return said + ("; alone: no other traffic, no stragglers" if busy else "")
+    return text + ("; alone: no other traffic, no stragglers" if busy else "")
 
 
 def _row(
     network: Network, operation: Operation, size: int, cluster: Cluster, measured_s: float | None
 ) -> CollectiveRow:
-    cost, known = network.plain_cost, network.uncertainty_of(size, operation)
+    cost, uncertainty = network.plain_cost, network.uncertainty_of(size, operation)
     if is_logged(cost, operation, size):
-        known = network.shard_logs
-    factor = known.factor if known else 1.0
+        uncertainty = network.shard_logs
+    factor = uncertainty.factor if uncertainty else 1.0
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     ranks, turns = cluster.world_size, TURNS.get(operation)
     carried = turns * (ranks - 1) / ranks if turns else 1.0
@@ -178,7 +178,7 @@ def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
 
 
 def tuner_of(scenario: Scenario) -> NcclCost:
-    """What NCCL's tuner knows of a cluster; raises InputError where it is not asked."""
+    """The costs by which NCCL's tuner chooses; raises InputError where it does not."""
     cost = build_network(scenario, cluster_profile(scenario)).plain_cost
     if not isinstance(cost, NcclCost):
         raise InputError(

@@ -1,11 +1,11 @@
-"""What an answer takes of the machine, told before one begins that takes long."""
+"""The time and memory of an answer, to be announced before a long one begins."""
 
 from __future__ import annotations
 
 from ddpsim.prediction.job import Job
 from ddpsim.units import format_bytes, format_duration
 
-_LONG_S, _MUCH_BYTES = 5.0, 500e6  # from here on somebody wants to know
+_LONG_S, _MUCH_BYTES = 5.0, 500e6  # from here on an answer is announced
 # fits of a few long jobs on one core of an AMD EPYC: within a factor of two
 _STEPS, _PERIODS = 12, 8  # that an answer simulates, of all its variants
 _COMPILED_S, _COMPILED_BYTES = 100e-6, 6_000  # an instruction of a step, over all variants
@@ -30,6 +30,6 @@ def long_answer(job: Job) -> str | None:
     needs_bytes = _BYTES + longest * _COMPILED_BYTES + request.varies * ranks * _RANK_BYTES
     if needs_s < _LONG_S and needs_bytes < _MUCH_BYTES:
         return None
-    told = f"about {format_duration(needs_s)} of one core and {format_bytes(round(needs_bytes))}"
+    needs = f"about {format_duration(needs_s)} of one core and {format_bytes(round(needs_bytes))}"
     steps = f"steps of {longest:,} instructions on {ranks:,} ranks"
-    return f"this takes {told} of memory: {steps}"
+    return f"this takes {needs} of memory: {steps}"

@@ -49,8 +49,8 @@ def ways_to_fit(job: Job, *, same_strategy: bool = False) -> tuple[NextStep, ...
         if fitting:
             ranked = sorted(fitting, key=lambda way: way.step_s)
             return tuple(way.as_next_step() for way in ranked[:_MOST])
-        known = [*ways, least] if least else ways
-        least = min(known, key=lambda way: way.needs_bytes, default=None)
+        candidates = [*ways, least] if least else ways
+        least = min(candidates, key=lambda way: way.needs_bytes, default=None)
     return (least.as_least(),) if least else ()
 
 
@@ -69,14 +69,14 @@ def split_to_fit(scenario: Scenario, parts: Parts | None = None) -> Scenario | N
 
 
 def _split(scenario: Scenario, count: int) -> Scenario:
-    """Each micro-batch in so many."""
+    """Divide each micro-batch into `count`."""
     batch, steps = scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
     smaller = scenario.having("workload", batch_per_rank=batch // count)
     return smaller.having("ddp", accumulation_steps=count * steps)
 
 
 def _fits(scenario: Scenario, parts: Parts | None) -> bool:
-    """Return what two micro-batches do, where there are more."""
+    """Whether a scenario fits, by two of its micro-batches where it has more."""
     few = scenario.having("ddp", accumulation_steps=min(2, scenario.ddp.accumulation_steps))
     return resolve(few, parts=parts).memory().fits
 
@@ -93,13 +93,13 @@ class _Way:
     step_s: float = 0.0
 
     def and_with(self, scenario: Scenario, words: str, *settings: str) -> _Way:
-        """One more change."""
+        """Return the way with one more change."""
         return _Way(scenario, (*self.words, words), (*self.settings, *settings))
 
-    def priced(self, own: Scenario, parts: Parts) -> _Way | None:
-        """Add what a way needs; None where it cannot be had, or `own` refuses its settings."""
+    def priced(self, original: Scenario, parts: Parts) -> _Way | None:
+        """Add what the way needs; None where it is refused, as settings of `original` too."""
         try:
-            parse(load(own, self.settings))
+            parse(load(original, self.settings))
             job = resolve(self.scenario, parts=parts)
         except ScenarioError:
             return None

@@ -57,11 +57,11 @@ _FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by whe
 class Job:
     """One question, ready to be simulated; `program` is what every rank runs.
 
-    `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
-    `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter;
-    `gpus_per_rank`: those of a replica, of which a rank is one.
-    `stretched_programs`: the same loop with times of its own, and `known_steps_s`: what `step_s`
-    gives by its factors, as far as somebody asked, and `known_exposed_s` what `exposed_s` does.
+    `ddp_times`: the ratio of DDP's own work, as measured, to what it is priced at;
+    `node_times`: see `compute_times`; `ranks_measured`: the cluster profile has their jitter;
+    `gpus_per_rank`: the GPUs of a replica, one of which is the rank.
+    By factors: `stretched_programs` holds the same loop with stretched times, `known_steps_s` and
+    `known_exposed_s` what `step_s` and `exposed_s` have returned.
     """
 
     scenario: Scenario
@@ -89,12 +89,12 @@ class Job:
         return self.steps_s([factors])[0]
 
     def steps_s(self, variants: Sequence[Mapping[str, float]]) -> list[float]:
-        """Gives `step_s` of each variant, simulated side by side where nobody has asked before."""
-        asked, known_s = [stretching(factors) for factors in variants], self.known_steps_s
-        new = [each for each in dict.fromkeys(asked) if each not in known_s]
+        """Gives `step_s` of each variant; new ones are simulated side by side."""
+        keys, known_s = [stretching(factors) for factors in variants], self.known_steps_s
+        new = [each for each in dict.fromkeys(keys) if each not in known_s]
         steps_s = mean_steps_s([self.calm_request(**dict(each)) for each in new])
         known_s.update(zip(new, steps_s, strict=True))
-        return [known_s[each] for each in asked]
+        return [known_s[each] for each in keys]
 
     def exposed_s(self, **factors: float) -> float:
         """Exposed communication of one such step, on the slowest rank."""
@@ -116,16 +116,16 @@ class Job:
     ) -> Request:
         """Steady steps without jitter, their times and interference stretched by factors.
 
-        A period of them, or two, the second of which tells whether they are alike; where other
-        traffic comes and goes, as many as the run has. `host`: all that it does;
-        `interference_exponent`: the model's own; `overheads`: those of DDP that were measured.
+        A period of them, at least two to see whether they are alike; as many as the run has where
+        other traffic comes and goes. `host`: all that it does; `interference_exponent`: the
+        model's own; `overheads`: those of DDP that were measured.
         """
         program = self.program
         if (compute, host, overheads) != (1, 1, 1):
-            known, stretch = self.stretched_programs, (compute, host, overheads)
-            if stretch not in known:
-                known[stretch] = self._compiled(*stretch)
-            program = known[stretch]
+            programs, stretch = self.stretched_programs, (compute, host, overheads)
+            if stretch not in programs:
+                programs[stretch] = self._compiled(*stretch)
+            program = programs[stretch]
         cost = self.network.cost.stretched(network)
         cost = interfering(cost, lambda each: each.stronger(interference, interference_exponent))
         loader, traffic, warmup = program.loader, self.network.traffic, 1
@@ -144,13 +144,13 @@ class Job:
 
     @cached_property
     def _lasting(self) -> WorkSums | None:
-        """How ranks differ for good; None where they do not. Jobs of the same ranks share it."""
+        """The lasting differences of ranks, which jobs share; None where all are equally fast."""
         if self.parts is None:
             return self._drawn_lasting()
         cluster = self.scenario.cluster
         ranks = (cluster.nodes, cluster.gpus_per_node, cluster.other_nodes, self.node_times)
-        asked = (cluster.stragglers, self.scenario.run.seed, *ranks)
-        return self.parts.get("lasting", asked, self._drawn_lasting, kept=_WORK_SUMS_KEPT)
+        key = (cluster.stragglers, self.scenario.run.seed, *ranks)
+        return self.parts.get("lasting", key, self._drawn_lasting, kept=_WORK_SUMS_KEPT)
 
     def _drawn_lasting(self) -> WorkSums | None:
         even = self.scenario.run.having(jitter=None)
@@ -203,10 +203,10 @@ class Job:
 
     @property
     def ranks_taken_as_equal(self) -> bool:
-        """Whether there are several and nobody says how they differ."""
+        """Whether there are several ranks, and no input says how they differ."""
         cluster, of_several = self.scenario.cluster, any(len(each) > 1 for each in self.observed_s)
-        known = self.ranks_measured or of_several or cluster.stragglers or self.scenario.run.jitter
-        return cluster.world_size > 1 and not known
+        jitter = self.ranks_measured or of_several or self.scenario.run.jitter
+        return cluster.world_size > 1 and not (jitter or cluster.stragglers)
 
     @property
     def batches_s(self) -> float:
@@ -246,10 +246,10 @@ class Job:
     @property
     def bucket_names(self) -> dict[int, tuple[str, str]]:
         """Gives the names of the first and the last parameter of each bucket of a steady step."""
-        strategy, known = self.program.strategy, self.model.parameters
+        strategy, parameters = self.program.strategy, self.model.parameters
         buckets = enumerate(strategy.buckets(strategy.kind(self.program.warmup)))
         ends = {index: (bucket.parameters[0], bucket.parameters[-1]) for index, bucket in buckets}
-        return {index: (known[a].name, known[b].name) for index, (a, b) in ends.items()}
+        return {i: (parameters[a].name, parameters[b].name) for i, (a, b) in ends.items()}
 
     def memory(self) -> Memory:
         """Bytes on one device."""
@@ -287,12 +287,12 @@ class Job:
         """Tells the origin of every input."""
         costs = cost_provenance(self.scenario)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
-        known = [measured] if self.overheads and self.overheads.is_measured else []
+        own_work = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
             times = f"{self.ddp_times:.2f} times as long as priced, by the step with DDP"
             key = with_ddp_key(self.scenario)
             trust: Trust = "stated" if self.scenario.workload.step_time else "measured"
-            known.append(Provenance(key, times, trust))
+            own_work.append(Provenance(key, times, trust))
         spread = Provenance(
             "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
         )
@@ -303,50 +303,50 @@ class Job:
         equal = (alike,) if self.ranks_taken_as_equal else ()
         return (
             *(*self.model.provenance, *others, *self.network.provenance),
-            *(*known, *jitter, costs, *loop_provenance(self.scenario), *equal),
+            *(*own_work, *jitter, costs, *loop_provenance(self.scenario), *equal),
         )
 
     def warnings(self, step_s: float) -> tuple[str, ...]:
         """What a reader must know before trusting the answer, whose mean step takes `step_s`."""
         memory = self.memory()
-        found = [*self.model.warnings, *self.network.warnings]
+        warnings = [*self.model.warnings, *self.network.warnings]
         if self.scenario.cluster.algorithm == "data_parallel":
             alone = memory.buckets + memory.optimizer
-            found.append(
+            warnings.append(
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
-            found.extend(unused_by_data_parallel(self.scenario.ddp))
-        found.extend(torch_warnings(self.scenario.ddp, self.scenario.cluster.device))
+            warnings.extend(unused_by_data_parallel(self.scenario.ddp))
+        warnings.extend(torch_warnings(self.scenario.ddp, self.scenario.cluster.device))
         if self.scenario.ddp.is_torch_1 and self.scenario.ddp.is_ddp and self.model.tied:
             shared = self.model.parameters[self.model.tied[0]].name
             waits = (
                 "" if self.program.strategy.rebuilt_from else ", and no bucket before it is ready"
             )
-            found.append(
+            warnings.append(
                 f"ddp.torch: torch before 1.9 reduces {shared}, which is shared, twice{waits}"
             )
         if not self.ddp_times:
-            found.append(
+            warnings.append(
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
             )
-        found.extend(device_warnings(self.scenario, self.model, step_s))
-        found.extend(self._warnings_of_stalls())
+        warnings.extend(device_warnings(self.scenario, self.model, step_s))
+        warnings.extend(self._warnings_of_stalls())
         if not memory.fits:
-            found.append(
+            warnings.append(
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
                 f"{format_bytes(memory.device)}: this would {OUT_OF_MEMORY}"
             )
         elif memory.device - memory.total < _UNCOUNTED_BYTES and self._is_on_gpus:
             left, device = memory.device - memory.total, memory.device
-            found.append(
+            warnings.append(
                 f"leaves {format_bytes(left)} of {format_bytes(device)} a GPU for what is not "
                 "counted (CUDA's context, NCCL's buffers, what the allocator cannot use; often 1 "
                 "to 3 GB): this may run out of memory"
             )
-        found.extend(self._warnings_of_bursts(step_s))
-        return tuple(found)
+        warnings.extend(self._warnings_of_bursts(step_s))
+        return tuple(warnings)
 
     @property
     def _is_on_gpus(self) -> bool:

@@ -1,4 +1,4 @@
-"""A step that was measured must still be the step of a scenario that was changed."""
+"""Check that a measured step is still that of a scenario with changed settings."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def as_stated(document: Document) -> Scenario | None:
         return None
 
 
-def check_measured(own: Scenario, changed: Scenario, together: str) -> None:
+def check_measured(original: Scenario, changed: Scenario, together: str) -> None:
     """Raise ScenarioError where a step was measured with another model, batch, precision or device.
 
-    Or with another optimizer, where its time was measured too. `together`: how both can be changed.
+    Or with another optimizer, if the step has its time. `together`: how to change the step too.
     """
 
     def differ(keys: Sequence[str]) -> list[str]:
-        ours, theirs = own.workload, changed.workload
+        ours, theirs = original.workload, changed.workload
         return [f"workload.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)]
 
-    measured = own.workload.measured_by
+    measured = original.workload.measured_by
     others = differ(_OF_A_STEP)
-    if own.cluster.device != changed.cluster.device:
+    if original.cluster.device != changed.cluster.device:
         others.append("cluster.device")
-    if not others and measured and differ(["optimizer"]) and _take_as_long(own, changed):
+    if not others and measured and differ(["optimizer"]) and _take_as_long(original, changed):
         others.append("workload.optimizer")
     if measured and others and not differ(MEASURED):
         reason = (
@@ -51,7 +51,7 @@ def check_measured(own: Scenario, changed: Scenario, together: str) -> None:
 
 
 def _take_as_long(one: Scenario, other: Scenario) -> bool:
-    """Whether their compute does; False where it cannot be told, which others will say."""
+    """Whether the computes of two scenarios do; False where one is refused, elsewhere too."""
     try:
         first_s, second_s = (resolve(s).compute_only_s() for s in (one, other))
     except DdpsimError:

@@ -36,10 +36,9 @@ _Range = tuple[float, float]  # the least and the most
 
 
 def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
-    """What would fit, what would ease the bottleneck, then what to find out first.
+    """Changes that make the job fit or ease its bottleneck, then what to measure or check first.
 
-    Nothing without effect: a change is simulated, without noise, and named if it raises the
-    throughput.
+    A change is simulated without noise, and named if it raises the throughput.
     """
     unknown = sorted((*_narrowing(job, result), *_unstated(job, result)), key=lambda each: -each[0])
     try:
@@ -63,40 +62,40 @@ class _Change:
 
 
 class _Trials:
-    """What is tried against the bottleneck of a job with a result, each change once.
+    """Changes tried against a job's bottleneck, each simulated once.
 
-    `before`: samples per second without noise.
+    `before`: the job's samples per second without noise.
     """
 
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
         self.before = job.scenario.global_batch / job.step_s()
-        self._known: dict[tuple[str, ...], _Range] = {}
+        self._ranges: dict[tuple[str, ...], _Range] = {}
 
     def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
         """Sort changes, the one with the highest throughput first."""
-        known = list(changes)
-        ranges = sorted(self._throughputs(known).values(), reverse=True)
+        candidates = list(changes)
+        ranges = sorted(self._throughputs(candidates).values(), reverse=True)
         if any(lower[1] > higher[0] for higher, lower in pairwise(ranges)):
-            unsure = [key for key, (least, most) in self._known.items() if least < most]
-            self._known |= self._found([each for each in known if each.settings in unsure])
-        found = self._throughputs(known)
-        return sorted(known, key=lambda each: found[each.settings], reverse=True)
+            unsure = [key for key, (least, most) in self._ranges.items() if least < most]
+            self._ranges |= self._simulate([each for each in candidates if each.settings in unsure])
+        throughputs = self._throughputs(candidates)
+        return sorted(candidates, key=lambda each: throughputs[each.settings], reverse=True)
 
     def gain(self, change: _Change) -> str | None:
-        """What it adds to the throughput, in percent; None where it is not worth trying."""
+        """What a change adds to the throughput, in percent; None where it is not worth trying."""
         return self._gain(self._throughputs([change])[change.settings][0])
 
     def _throughputs(self, changes: Sequence[_Change]) -> dict[tuple[str, ...], _Range]:
-        """Each one's, simulated no further than its gain is told in percent."""
-        new = [each for each in changes if each.settings not in self._known]
-        self._known |= self._found(new, lambda *edges: len(set(map(self._gain, edges))) == 1)
-        return {each.settings: self._known[each.settings] for each in changes}
+        """Ranges of throughputs, narrow enough for the gain of each change in percent."""
+        new = [each for each in changes if each.settings not in self._ranges]
+        self._ranges |= self._simulate(new, lambda *edges: len(set(map(self._gain, edges))) == 1)
+        return {each.settings: self._ranges[each.settings] for each in changes}
 
-    def _found(
+    def _simulate(
         self, changes: Sequence[_Change], suffices: Callable[[float, float], bool] | None = None
     ) -> dict[tuple[str, ...], _Range]:
-        """Samples per second of all ranks, without noise; 0 where a change does not fit."""
+        """Samples per second of changes, simulated until each range `suffices`; 0: does not fit."""
         jobs = {each.settings: _changed_job(self.job, each) for each in changes}
         fit = {settings: job for settings, job in jobs.items() if job}
         samples = [job.scenario.global_batch for job in fit.values()]
@@ -105,10 +104,10 @@ class _Trials:
             lambda i, *edges_s: bool(suffices and suffices(*(samples[i] / s for s in edges_s))),
         )
         each = zip(fit, samples, steps_s, strict=True)
-        found = {
+        ranges = {
             settings: (many / most_s, many / least_s) for settings, many, (least_s, most_s) in each
         }
-        return dict.fromkeys(jobs, (0.0, 0.0)) | found
+        return dict.fromkeys(jobs, (0.0, 0.0)) | ranges
 
     def _gain(self, throughput: float) -> str | None:
         gain = throughput / self.before - 1
@@ -141,9 +140,9 @@ def _noise(scenario: Scenario) -> str | None:
 
 
 def _other_buckets(trials: _Trials) -> Iterator[_Change]:
-    """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
-    asked = trials.job.scenario
-    if asked.cluster.algorithm == "data_parallel" or not asked.ddp.is_ddp:
+    """The best of some bucket caps, which leave the training as it is; `tune` tries more."""
+    scenario = trials.job.scenario
+    if scenario.cluster.algorithm == "data_parallel" or not scenario.ddp.is_ddp:
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, (f"{key}={cap:g}",)) for cap in _CAPS_MIB]
@@ -340,7 +339,7 @@ def _narrowing(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
 
 
 def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
-    """What would make the network slower unseen, and which line of NCCL's log tells of it.
+    """What may make the network slower unseen, and which line of NCCL's log shows it.
 
     The interval does not count it. All-reduces of two published sites, without GPUDirect or with
     half of the NICs (Baskerville, BM.GPU4.8), are 40 to 70 % slower.
@@ -368,5 +367,5 @@ def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
     steps_s = mean_steps_s([changed.calm_request() for changed, _ in tried])
     for (_, each), step_s in zip(tried, steps_s, strict=True):
         if (added_s := step_s - before_s) >= _WORTH_CHECKING * before_s:
-            said = each.why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
-            yield added_s, NextStep(said, each.settings)
+            why = each.why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
+            yield added_s, NextStep(why, each.settings)

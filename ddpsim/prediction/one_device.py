@@ -63,12 +63,11 @@ def as_measured(ddp: Ddp) -> Ddp:
 def times_as_priced(
     program_with: Callable[[float], Program], bare: Program, measured_s: float, key: str
 ) -> float:
-    """How many times as long as priced DDP's own work took in a measured step.
+    """The ratio of DDP's own work in a measured step to what it is priced at.
 
-    `program_with(f)`: the loop where that takes f times as long; `bare`: the loop without DDP.
-    0 where launching the collectives takes that long already. Raises InputError, at the
-    scenario's `key`, for a step that is no longer than without DDP, or that 1024 times as much work
-    does not make.
+    `program_with(f)`: the loop with a ratio of f; `bare`: the loop without DDP. 0 where launching
+    the collectives alone makes the step as long. Raises InputError, at the scenario's `key`, for a
+    step that is no longer than without DDP, or longer than with a ratio of 1024.
     """
 
     @cache
@@ -151,9 +150,9 @@ def _timeline(
     model = model if compute == 1 else model.stretched(compute)
     if job.parts is None:
         return on_one_rank(_alone(job, model, host), tells=tells)
-    asked = optimizer, compute, host, tells
+    variant = optimizer, compute, host, tells
     program = partial(_alone, job, model, host)
-    return job.parts.alone(job, asked, lambda: on_one_rank(program(), tells=tells))
+    return job.parts.alone(job, variant, lambda: on_one_rank(program(), tells=tells))
 
 
 def _alone(job: Job, model: Model, host: float = 1.0) -> Program:
@@ -164,13 +163,13 @@ def _alone(job: Job, model: Model, host: float = 1.0) -> Program:
 
 
 def _of_a_rank(job: Job) -> Work:
-    """The optimizer; where it is sharded, that of a rank's share."""
+    """The work of a rank's optimizer: of its share where the optimizer is sharded."""
     if job.scenario.ddp.strategy not in _SHARD_THE_OPTIMIZER:
         return job.model.optimizer
-    own = _optimizer(job.program)
-    if not 0 < own.device_s < _optimizer(_alone(job, job.model)).device_s:
+    share = _optimizer(job.program)
+    if not 0 < share.device_s < _optimizer(_alone(job, job.model)).device_s:
         return job.model.optimizer  # the host's, or that of a hook
-    return own
+    return share
 
 
 def _optimizer(program: Program) -> Work:

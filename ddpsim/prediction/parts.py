@@ -1,4 +1,4 @@
-"""What jobs are built from, kept for other jobs that ask for the same."""
+"""A cache of what jobs are built from: models, programs, profiles, steps of one device."""
 
 from __future__ import annotations
 
@@ -30,38 +30,37 @@ _OF_LOOP = ("data", "read_loss_every", "barrier_every")
 
 
 class Parts:
-    """What jobs are built from, kept for other jobs that ask for the same.
+    """A cache of what jobs are built from, which jobs of one question share.
 
-    It keeps the last few of each kind, as sweeps change few things at a time, and reads a file
-    once: it should live as long as one question.
+    The last few of each kind stay, as sweeps change few things at a time. A file is read once, so
+    the cache should live no longer than the question.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, deque[tuple[object, object]]] = {}
 
-    def get(self, kind: str, asked: object, build: Callable[[], Built], kept: int = _KEPT) -> Built:
-        """What was built for an equal question, or is built now; the last few are `kept`."""
-        known = self._kept.setdefault(kind, deque(maxlen=kept))
-        for question, built in known:
-            if question == asked:
+    def get(self, kind: str, key: object, build: Callable[[], Built], kept: int = _KEPT) -> Built:
+        """Return what was built for an equal key, or build it; the last few are `kept`."""
+        entries = self._kept.setdefault(kind, deque(maxlen=kept))
+        for other, built in entries:
+            if other == key:
                 return cast("Built", built)
         built = build()
-        known.appendleft((asked, built))
+        entries.appendleft((key, built))
         return built
 
     def of_another_question(self) -> Parts:
-        """Copies these parts, but for how jobs leave their ranks, which later steps begin from."""
+        """Copy the cache, without the work sums that hold where the ranks of one question ended."""
         other = Parts()
         other._kept = {kind: kept for kind, kept in self._kept.items() if kind != "lasting"}
         return other
 
     def model(self, scenario: Scenario) -> Model:
-        """See build_model, and compiled_model of one that is."""
+        """A scenario's model, in graphs if it is compiled: see build_model and compiled_model."""
         ddp, device = scenario.ddp, scenario.cluster.device
         of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half, ddp.shards_model)
         work = scenario.workload.having(**dict.fromkeys(_OF_LOOP))
-        asked = (work, device, *of_ddp)
-        model = self.get("model", asked, lambda: build_model(scenario))
+        model = self.get("model", (work, device, *of_ddp), lambda: build_model(scenario))
         if not model.is_compiled or ddp.shards_model:  # whose hooks break graphs
             return model
         graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp, ddp.strategy)
@@ -70,44 +69,43 @@ class Parts:
     def node_times(self, scenario: Scenario) -> dict[int, float]:
         """See compute_times."""
         cluster = scenario.cluster
-        asked = (scenario.workload, cluster.device, cluster.other_nodes)
-        return self.get("node times", asked, lambda: compute_times(scenario))
+        key = (scenario.workload, cluster.device, cluster.other_nodes)
+        return self.get("node times", key, lambda: compute_times(scenario))
 
     def profile(self, scenario: Scenario) -> ClusterProfile | None:
         """See cluster_profile."""
-        asked = scenario.cluster.profile
-        return self.get("profile", asked, lambda: cluster_profile(scenario))
+        return self.get("profile", scenario.cluster.profile, lambda: cluster_profile(scenario))
 
     def program(
         self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float
     ) -> Program:
         """See compile_program."""
         data = scenario.workload.data
-        asked = (scenario.ddp, ddp_times, data, *_program_inputs(scenario, model, overheads))
+        key = (scenario.ddp, ddp_times, data, *_program_inputs(scenario, model, overheads))
         return self.get(
             "program",
-            asked,
+            key,
             lambda: compile_program(scenario, model, overheads, ddp_factor=ddp_times),
         )
 
     def stretched_programs(self, program: Program) -> dict[Stretch, Program]:
-        """Loops with times of their own, by factors, which all jobs with this program share."""
+        """Loops with stretched times, by their factors; all jobs with this program share them."""
         return self.get("stretched programs", (id(program), program), dict)
 
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
-        """How many times as long as priced DDP's own work took in a measured step, if there is one.
+        """The ratio of DDP's own work in a measured step to what it is priced at.
 
-        Other strategies than DDP have none of it.
+        1 where no such step was measured, and under other strategies than DDP.
         """
         measured_s = model.with_ddp_s
         is_ddp = scenario.cluster.algorithm != "data_parallel" and scenario.ddp.is_ddp
         if measured_s is None or not is_ddp:
             return 1.0
         plain = scenario.having(ddp=as_measured(scenario.ddp))
-        asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
+        key = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
         return self.get(
             "DDP's own work",
-            asked,
+            key,
             lambda: times_as_priced(
                 lambda factor: compile_program(plain, model, overheads, ddp_factor=factor),
                 compile_program(plain, model, overheads, ddp=False),
@@ -116,11 +114,11 @@ class Parts:
             ),
         )
 
-    def alone(self, job: Job, asked: object, build: Callable[[], Timeline]) -> Timeline:
-        """The steps of one device without DDP, as far as nothing else than a job differs."""
+    def alone(self, job: Job, variant: object, build: Callable[[], Timeline]) -> Timeline:
+        """The steps of one device without DDP; `variant`: what changes them beside the job."""
         any_caps = job.scenario.ddp.having(bucket_cap_mb=None)
         warmup, inputs = job.program.strategy.warmup, (job.scenario, job.model, job.overheads)
-        return self.get("alone", (asked, warmup, any_caps, *_program_inputs(*inputs)), build)
+        return self.get("alone", (variant, warmup, any_caps, *_program_inputs(*inputs)), build)
 
     def memory(self, job: Job) -> Memory:
         """See Job.memory."""
@@ -132,8 +130,8 @@ class Parts:
             *(ddp.fully_shard, ddp.fsdp1, ddp.powers, ddp.parameter_server, _shards(scenario)),
             *(ddp.distributed_optimizer, ddp.deepspeed, ddp.options, _overlapped(ddp)),
         )
-        asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
-        return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
+        key = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
+        return self.get("memory", (*key, scenario.workload.optimizer), job.memory)
 
 
 def _program_inputs(

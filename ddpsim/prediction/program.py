@@ -100,9 +100,9 @@ def training_of(
         drops = data.drop_last
         whole_s = step_s + paused_s(pauses)
         epoch = epoch_of(data.samples, ranks, batch, steps, drop_last=drops, step_s=whole_s)
-    if known := workload.learning_rate:
-        warmup = None if epoch is None else ceil(known.warmup_epochs * epoch.steps)
-        rate = learning_rate_of(known.base_batch, whole, known.value, warmup)
+    if base := workload.learning_rate:
+        warmup = None if epoch is None else ceil(base.warmup_epochs * epoch.steps)
+        rate = learning_rate_of(base.base_batch, whole, base.value, warmup)
     return Training(
         global_batch=whole,
         micro_batch=workload.batch_per_rank,
@@ -193,53 +193,53 @@ def pauses_of(job: Job) -> tuple[Pause, ...]:
 
 
 def _evaluations(job: Job) -> Iterator[Pause]:
-    """Every rank's batches, as torch deals them out."""
+    """The evaluation, if any: each rank's batches without gradients, as torch deals them out."""
     scenario = job.scenario
-    if not (asked := scenario.workload.evaluation):
+    if not (evaluation := scenario.workload.evaluation):
         return
     program = compile_program(
         scenario, job.model, job.overheads, evaluates=True, ddp_factor=job.ddp_times
     )
-    a_rank = ceil(asked.samples / scenario.cluster.world_size)
+    a_rank = ceil(evaluation.samples / scenario.cluster.world_size)
     batches = ceil(a_rank / scenario.workload.batch_per_rank)
     time_s = batches * replace(job, program=program).step_s()
-    yield Pause("evaluation", asked.every, time_s, batches=batches)
+    yield Pause("evaluation", evaluation.every, time_s, batches=batches)
 
 
 def _checkpoints(job: Job) -> Iterator[Pause]:
     """Ranks of one copy of the model save their parts: to the host, then to storage or a node."""
     scenario = job.scenario
-    if not (asked := scenario.workload.checkpoint_write):
+    if not (write := scenario.workload.checkpoint_write):
         return
     cluster = scenario.cluster
     writers, model = scenario.sharding_ranks if scenario.ddp.shards_model else 1, job.model
     state_bytes = optimizer_state_bytes(scenario.workload.optimizer, model.used)
     buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
     computed_bytes = (model.gradient_bytes + state_bytes) / writers + buffers_bytes
-    size_bytes = round(asked.size_bytes or computed_bytes)
+    size_bytes = round(write.size_bytes or computed_bytes)
     nic_bytes_per_s = _node_bytes_per_s(job)
-    moved_s = _moved_s(asked, size_bytes, writers, cluster.gpus_per_node, nic_bytes_per_s)
-    read_s = _moved_s(asked, size_bytes, cluster.world_size, cluster.gpus_per_node, nic_bytes_per_s)
+    moved_s = _moved_s(write, size_bytes, writers, cluster.gpus_per_node, nic_bytes_per_s)
+    read_s = _moved_s(write, size_bytes, cluster.world_size, cluster.gpus_per_node, nic_bytes_per_s)
     copied_s = 0.0 if cluster.device.kind == "cpu" else size_bytes / STAGED_BYTES_PER_S
     pause = Pause("checkpoint", 1, copied_s + moved_s, size_bytes=size_bytes, read_s=read_s)
-    if asked.mode != "sync":
+    if write.mode != "sync":
         sent_bytes = size_bytes * min(writers, cluster.gpus_per_node)
         slowed_s = _slowed_s(job, sent_bytes / nic_bytes_per_s, moved_s)
         pause = replace(pause, time_s=copied_s + slowed_s, write_s=moved_s)
-    yield replace(pause, every=_every(job, asked.every, pause))
+    yield replace(pause, every=_every(job, write.every, pause))
 
 
 def _moved_s(
-    asked: CheckpointWrite, size_bytes: int, ranks: int, a_node: int, nic_bytes_per_s: float
+    write: CheckpointWrite, size_bytes: int, ranks: int, a_node: int, nic_bytes_per_s: float
 ) -> float:
-    """What the slowest of rank, node and storage takes, if so many ranks write or read at once."""
+    """Seconds of the slowest of rank, node and storage, if so many ranks write or read at once."""
     on_node = size_bytes * min(ranks, a_node)
-    if asked.mode == "neighbour":
+    if write.mode == "neighbour":
         return on_node / (_SHARE_OF_NIC * nic_bytes_per_s)
     limits = (
-        (size_bytes, asked.bandwidth_bytes_per_s),
-        (on_node, asked.node_bandwidth_bytes_per_s),
-        (size_bytes * ranks, asked.total_bandwidth_bytes_per_s),
+        (size_bytes, write.bandwidth_bytes_per_s),
+        (on_node, write.node_bandwidth_bytes_per_s),
+        (size_bytes * ranks, write.total_bandwidth_bytes_per_s),
     )
     return max(sent / rate for sent, rate in limits if rate)
 
@@ -263,12 +263,12 @@ def _slowed_s(job: Job, on_nic_s: float, moved_s: float) -> float:
 
 def _every(job: Job, every: int | Literal["auto"], pause: Pause) -> int:
     """The steps between checkpoints: as stated, or those at which the mean time is least."""
-    asked, cluster, step_s = job.scenario.reliability, job.scenario.cluster, job.step_s()
-    if every != "auto" or asked is None:
+    reliability, cluster, step_s = job.scenario.reliability, job.scenario.cluster, job.step_s()
+    if every != "auto" or reliability is None:
         return int(every)
-    failures_per_s = asked.crash_per_s(cluster.world_size, cluster.nodes)
-    if asked.spot and asked.spot.notice_s < pause.time_s + pause.write_s:
-        failures_per_s += cluster.nodes * asked.spot.per_node_s
+    failures_per_s = reliability.crash_per_s(cluster.world_size, cluster.nodes)
+    if (spot := reliability.spot) and spot.notice_s < pause.time_s + pause.write_s:
+        failures_per_s += cluster.nodes * spot.per_node_s
     if not failures_per_s:
         raise InputError(
             "workload.checkpoint_write.every",

@@ -32,7 +32,7 @@ def resolve(
 ) -> Job:
     """Read a scenario's files and check that all fits; raises ScenarioError with every problem.
 
-    `parts`: what was built for others. TypeError for what is no scenario yet.
+    `parts`: a cache that other jobs share. Raises TypeError for what is no Scenario.
     """
     if not isinstance(scenario, Scenario):
         raise TypeError(f"{shown(scenario)} is no Scenario: give what load_scenario returns for it")
@@ -85,24 +85,24 @@ def resolve(
 
 
 def _of_replicas(network: Network, cluster: Cluster) -> Network:
-    """Adds a word of what is not simulated inside replicas, where there are any."""
+    """Say what is not simulated inside replicas of several GPUs, as provenance and warning."""
     each = cluster.gpus // cluster.world_size
     if each == 1:
         return network
-    said = (
+    text = (
         f"{cluster.world_size} replicas of {each} GPUs: a rank is one GPU of each, and what its "
         "replica's GPUs send each other is not modelled: the step must hold it"
     )
-    entry = Provenance("cluster.replica", said, "stated")
+    entry = Provenance("cluster.replica", text, "stated")
     return replace(
         network,
         provenance=(*network.provenance, entry),
-        warnings=(*network.warnings, f"cluster.replica: {said}"),
+        warnings=(*network.warnings, f"cluster.replica: {text}"),
     )
 
 
 def _with_sent(network: Network, steady: Program) -> Network:
-    """The network with what is told by the collectives that steady steps send."""
+    """The network with what depends on the collectives that steady steps send."""
     if network.groups:
         return with_sent_in_groups(
             network, steady.sent, lambda part, sent: with_sent_sizes(part, sent, ())
@@ -112,12 +112,11 @@ def _with_sent(network: Network, steady: Program) -> Network:
 
 
 def _with_model_interference(network: Network, model: Model) -> Network:
-    """The network's interference as this model feels it, where that was measured."""
-    known = model.interference_exponent
-    if known is None or network.interference is None:
+    """The network with the exponent of interference that was measured with a model, if any."""
+    if model.interference_exponent is None or network.interference is None:
         return network
-    exponent = known.value
-    power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
+    exponent = model.interference_exponent.value
+    power = f"compute slows down by what usual layers do, to the power {exponent:.2f}"
     entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
     return replace(
         network,

@@ -24,8 +24,8 @@ def start_up_of(job: Job) -> StartUp | None:
     communicator_s = None
     if ddp.backend == "nccl":
         communicator_s = _FEW_S if cluster.world_size <= _FEW_RANKS else _MANY_S
-    known = _broadcast(job) if ddp.is_ddp else None
-    return StartUp(*known, communicator_s) if known else StartUp(None, None, communicator_s)
+    sent_bytes, sent_s = (_broadcast(job) if ddp.is_ddp else None) or (None, None)
+    return StartUp(sent_bytes, sent_s, communicator_s)
 
 
 def _broadcast(job: Job) -> tuple[int, float] | None:

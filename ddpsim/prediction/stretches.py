@@ -12,23 +12,23 @@ _EXACT = 2e-4  # of a factor
 
 
 def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...]:
-    """How many times as long compute, host or network, each alone, takes in a step of `measured_s`.
+    """Factors on compute, host and network, each of which alone makes the step `measured_s` long.
 
-    The step is simulated without noise, which multiplies the compute and adds to the rest. The host
-    is one of them where its doubt is in the interval.
+    Steps are simulated without noise, which multiplies the compute and adds to the other two. The
+    host has a factor where it is a source of the interval.
     """
     mean_s, quiet_s = result.iteration_time_s.mean, job.step_s()
     interval = result.prediction_interval_s
-    matters = any(source.input == "host time" for source in (interval.sources if interval else ()))
+    host_matters = any(s.input == "host time" for s in (interval.sources if interval else ()))
 
-    found = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
-    if matters:
-        found.append(_stretch("host", lambda f: job.step_s(host=f) + mean_s - quiet_s, measured_s))
+    terms = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
+    if host_matters:
+        terms.append(_stretch("host", lambda f: job.step_s(host=f) + mean_s - quiet_s, measured_s))
     if result.comm_time_s:
-        found.append(
+        terms.append(
             _stretch("network", lambda f: job.step_s(network=f) + mean_s - quiet_s, measured_s)
         )
-    return tuple(found)
+    return tuple(terms)
 
 
 def _stretch(term: str, step_s: Callable[[float], float], measured_s: float) -> Stretch:

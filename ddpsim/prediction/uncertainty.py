@@ -44,7 +44,7 @@ _OF_COPIES = "how copies vary from record to record of the profile"
 
 
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
-    """How wrong the terms of `Job.step_s` may be, those that are known to be."""
+    """How wrong the factors of `Job.step_s` may be, by name, without those that are certain."""
     copies = job.overheads and job.overheads.sigma
     terms = {
         "compute": _of_compute(job),
@@ -106,7 +106,7 @@ def _of_compute(job: Job) -> Uncertainty:
 
 
 def _of_roofline(job: Job) -> Uncertainty:
-    """Uncertainty by what is known of the device's arithmetic, and by the kind of model."""
+    """Uncertainty of an estimate, by the kind of model and the steps measured on its device."""
     workload, device = job.scenario.workload, job.scenario.cluster.device
     table = catalog.model_table(workload.model) if workload.model else None
     if table and is_recurrent(table):
@@ -118,14 +118,14 @@ def _of_roofline(job: Job) -> Uncertainty:
     if table and is_convolutional(table):
         rate, convolves = arithmetic.convolution_rate(device), True
     if device.measured and device.efficiency_trust(rate) == "measured":
-        known = Uncertainty(device.measured.sigma, MEASURED_DEVICE)
+        uncertainty = Uncertainty(device.measured.sigma, MEASURED_DEVICE)
     elif rate not in device.published_steps:
         return UNKNOWN_DEVICE
     elif device.published_steps[rate] >= MANY_STEPS:
-        known = MANY_MODELS
+        uncertainty = MANY_MODELS
     else:
-        known = ROOFLINE["convolutional" if convolves else "attention"]
-    return COMPILED if job.model.is_compiled else known
+        uncertainty = ROOFLINE["convolutional" if convolves else "attention"]
+    return COMPILED if job.model.is_compiled else uncertainty
 
 
 def _of_host(job: Job) -> Uncertainty | None:
@@ -137,14 +137,14 @@ def _of_host(job: Job) -> Uncertainty | None:
     estimated = job.model.basis == "roofline"
     if not estimated and not counts and not has_units:
         return None
-    known = HOST if counts else _of_launches(job) if estimated else GPU_HOOKS
+    uncertainty = HOST if counts else _of_launches(job) if estimated else GPU_HOOKS
     if has_units:
-        known = max(known, GPU_HOOKS, key=lambda each: each.sigma)
-    _, most = edges(known)
+        uncertainty = max(uncertainty, GPU_HOOKS, key=lambda each: each.sigma)
+    _, most = edges(uncertainty)
     if most * job.host_share <= 1:
         return None
     slow_host_s, usual_s = job.steps_s([{"host": most}, {}])
-    return known if slow_host_s > usual_s else None
+    return uncertainty if slow_host_s > usual_s else None
 
 
 def _of_launches(job: Job) -> Uncertainty:
@@ -165,14 +165,14 @@ def host_provenance(job: Job) -> Iterator[Provenance]:
         return
     launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
     both = format_duration(device.launch_s + device.operator_s)
-    told = _OF_HOSTS if trust == "published" else ""
-    eager = f"{both} an operator of the model{told}, {launch} of them a launch"
+    origin = _OF_HOSTS if trust == "published" else ""
+    eager = f"{both} an operator of the model{origin}, {launch} of them a launch"
     yield Provenance("host time", f"{launch} a kernel" if compiled else eager, trust)
 
 
 def _of_exponent(job: Job) -> Uncertainty | None:
-    known = job.model.interference_exponent
-    if job.network.interference is None or not (known and known.value and known.stderr):
+    exponent = job.model.interference_exponent
+    if job.network.interference is None or not (exponent and exponent.value and exponent.stderr):
         return None
-    sigma = min(1.0, known.stderr / known.value)
+    sigma = min(1.0, exponent.stderr / exponent.value)
     return Uncertainty(sigma, "the standard error in workload.profile")
