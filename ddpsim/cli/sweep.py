@@ -185,7 +185,7 @@ def _swept(
         progress = Stage("points")
         stack.enter_context(bar(progress))
         if journal and resume:
-            points = f"{len(journal.known):,} points are in {journal.path}"
+            points = f"{len(journal.outcomes):,} points are in {journal.path}"
             print(f"{points}: those of this sweep are not computed again", file=sys.stderr)
         try:
             result = sweep(
@@ -193,7 +193,7 @@ def _swept(
             )
         except KeyboardInterrupt:
             kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
-            count = f" {len(journal.known):,} points" if journal else " nothing is kept"
+            count = f" {len(journal.outcomes):,} points" if journal else " nothing is kept"
             print(f"\nstopped{kept}{count}", file=sys.stderr)
             raise typer.Exit(130) from None
         if journal:

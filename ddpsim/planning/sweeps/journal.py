@@ -25,17 +25,18 @@ class JournalError(DdpsimError):
 
 
 class Journal:
-    """An append-only file of JSON lines: a header, then one outcome a point, found by its key.
+    """An append-only file of JSON lines: a header, then the outcome of each point by its key.
 
     Lines are written whole and in one go, so that a killed process loses at most the points under
     way; a torn last line, which a full disk leaves, is cut off at the next start. One process at a
-    time has it. Without `resume` a sweep that `finish` has marked begins anew. Raises JournalError
-    for a file that is none, or in use, or holds an unfinished sweep without `resume`.
+    time has the file. Without `resume` a sweep that `finish` has marked begins anew. Raises
+    JournalError for a file that is no journal, is in use, or holds an unfinished sweep without
+    `resume`.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
-        self.known: dict[str, Outcome] = {}
+        self.outcomes: dict[str, Outcome] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -57,10 +58,10 @@ class Journal:
         os.close(self._file)
 
     def add(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Keep what has been computed. Raises JournalError, after which the journal is sound."""
+        """Append outcomes. Raises JournalError, after which the journal is sound."""
         lines = [_written(key, outcome) for key, outcome in outcomes.items()]
         self._append("".join(lines).encode())
-        self.known |= outcomes
+        self.outcomes |= outcomes
 
     def finish(self) -> None:
         """Mark the sweep as complete."""
@@ -74,8 +75,8 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._file, before)
             raise JournalError(
-                f"{self.path}: {error.strerror}; it holds {len(self.known):,} points: mend this, "
-                "and go on with --resume"
+                f"{self.path}: {error.strerror}; it holds {len(self.outcomes):,} points: mend "
+                "this, and go on with --resume"
             ) from None
         except BaseException:
             os.ftruncate(self._file, before)
@@ -117,7 +118,7 @@ class Journal:
                 f"{self.path} holds {count} of a sweep: add --resume to go on with them, or "
                 "remove the file to start again"
             )
-        self.known = dict(self._parsed(lines))
+        self.outcomes = dict(self._parsed(lines))
         os.ftruncate(self._file, len(whole))
 
     def _parsed(self, lines: Iterable[bytes]) -> Iterable[tuple[str, Outcome]]:
@@ -138,32 +139,32 @@ _FINISHED = b'{"finished": true}\n'
 
 
 def _written(key: str, outcome: Outcome) -> str:
-    said = {"problem": outcome} if isinstance(outcome, str) else {"brief": asdict(outcome)}
-    return json.dumps({"key": key, **said}) + "\n"
+    entry = {"problem": outcome} if isinstance(outcome, str) else {"brief": asdict(outcome)}
+    return json.dumps({"key": key, **entry}) + "\n"
 
 
 def _read(line: dict[str, Any]) -> tuple[str, Outcome]:
     if "problem" in line:
         return str(line["key"]), str(line["problem"])
-    brief = dict(line["brief"])
-    times, memory = brief.pop("iteration_time_s"), brief.pop("memory_bytes_per_gpu")
-    count = brief.pop("world_size")
-    figures = {**brief, **times}
+    fields = dict(line["brief"])
+    times, memory = fields.pop("iteration_time_s"), fields.pop("memory_bytes_per_gpu")
+    count = fields.pop("world_size")
+    figures = {**fields, **times}
     counts = {**memory, "world_size": count}
     if counts["activations"] is None:  # unknown
         del counts["activations"]
     sound = all(_is_figure(value, float, int) for value in figures.values())
     if not sound or not all(_is_figure(value, int) for value in counts.values()):
         raise ValueError
-    found = Brief(
-        **brief,
+    brief = Brief(
+        **fields,
         iteration_time_s=Distribution(**times),
         memory_bytes_per_gpu=Memory(**memory),
         world_size=count,
     )
-    return str(line["key"]), found
+    return str(line["key"]), brief
 
 
 def _is_figure(value: object, *kinds: type) -> bool:
-    """Whether it is a number that a `Brief` holds: of such a type, finite and not negative."""
+    """Whether a value is a number as a `Brief` holds it: of such a type, finite, not negative."""
     return type(value) in kinds and 0 <= cast("float", value) < inf

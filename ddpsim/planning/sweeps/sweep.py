@@ -43,55 +43,55 @@ def sweep(
     journal: Journal | None = None,
     progress: Progress = lambda *_: None,
 ) -> Sweep:
-    """All points of a grid on a scenario (as `load_scenario` takes it), and what is best.
+    """Predict all points of a grid on a scenario (as `load_scenario` takes it), and find the best.
 
-    A point that cannot be simulated says why, and the others go on; points that are equal once
-    they are resolved are computed once. `journal` keeps what has ended, and what it holds is not
-    computed again. Raises ScenarioError if no point can be simulated, ExecutorError if workers
-    keep dying, and ValueError for `goals` other than one or two of `GOALS`.
+    A point that cannot be simulated says why, and the others go on; points with equal scenarios are
+    computed once. `journal` keeps what has ended, and what it holds is not computed again. Raises
+    ScenarioError if no point can be simulated, ExecutorError if workers keep dying, and ValueError
+    for `goals` other than one or two of `GOALS`.
     """
     _check(goals)
     document = load(source, grid.fixed)
     stated = as_stated(document)
-    own = _Requested.of(document, ()).checked_against(stated)
-    asked = [
-        _Requested.of(document, settings).checked_against(stated).checked_against(own.scenario)
+    base = _Request.of(document, ()).checked_against(stated)
+    requests = [
+        _Request.of(document, settings).checked_against(stated).checked_against(base.scenario)
         for settings in grid
     ]
-    found: dict[str, Outcome] = {}
-    wanted = {each.key: each.scenario for each in (own, *asked) if each.scenario}
+    outcomes: dict[str, Outcome] = {}
+    wanted = {each.key: each.scenario for each in (base, *requests) if each.scenario}
     if journal:  # what failed is tried again: it may have been the worker's fault, or mended
-        known = journal.known.items()
-        found |= {k: brief for k, brief in known if k in wanted and isinstance(brief, Brief)}
-    missing = {key: scenario for key, scenario in wanted.items() if key not in found}
-    progress(len(found), len(wanted))
+        journaled = journal.outcomes.items()
+        outcomes |= {k: brief for k, brief in journaled if k in wanted and isinstance(brief, Brief)}
+    missing = {key: scenario for key, scenario in wanted.items() if key not in outcomes}
+    progress(len(outcomes), len(wanted))
     computation = Computation(missing, workers)
-    for outcomes in computation.outcomes():
+    for batch in computation.outcomes():
         if journal:
-            journal.add(outcomes)
-        found |= outcomes
-        progress(len(found), len(wanted))
-    found |= computation.lost
-    points = tuple(each.point(found) for each in asked)
+            journal.add(batch)
+        outcomes |= batch
+        progress(len(outcomes), len(wanted))
+    outcomes |= computation.lost
+    points = tuple(each.point(outcomes) for each in requests)
     if not any(point.brief for point in points):
-        if own.scenario:
-            resolve(own.scenario, document)  # what is wrong with it already, by its place
-        raise _refusal(own, asked, points)
-    plain = own.point(found)
+        if base.scenario:
+            resolve(base.scenario, document)  # an error of the scenario itself names its line
+        raise _refusal(base, requests, points)
+    plain = base.point(outcomes)
     noise = 0.0
-    if own.scenario and plain.brief:
-        noise = plain.brief.iteration_time_s.noise(own.scenario.run.iterations)
+    if base.scenario and plain.brief:
+        noise = plain.brief.iteration_time_s.noise(base.scenario.run.iterations)
     swept = Sweep(
         next(iter(wanted.values())).name,
         grid.fixed,
         tuple((axis.keys, axis.values) for axis in grid.axes),
         tuple(goals),
-        replace(plain, settings=tuple(_own_settings(document, grid.axes, own))),
+        replace(plain, settings=tuple(_base_settings(document, grid.axes, base))),
         points,
         noise=noise,
     )
     best = swept.best
-    chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
+    chosen = next((e.scenario for e, p in zip(requests, points, strict=True) if p is best), None)
     if not (chosen and best and best.brief):
         return swept
     step_s = best.brief.iteration_time_s.mean
@@ -99,21 +99,22 @@ def sweep(
 
 
 def with_intervals(source: Source, swept: Sweep, most: int = 40) -> Sweep:
-    """Return it with the 80 % intervals of its points, which take a prediction each.
+    """Return a sweep with the 80 % intervals of its points, which take a prediction each.
 
-    Of more than `most` points only the best and the front have one. Raises ScenarioError.
+    Where there are more than `most` points, only the best and the front have one. Raises
+    ScenarioError.
     """
     document, parts = load(source, swept.fixed), Parts()
     chosen = swept.points if len(swept.points) <= most else (swept.best, *swept.front)
 
-    def told(point: Point) -> Point:
+    def with_interval(point: Point) -> Point:
         if point.brief is None or not any(point is each for each in chosen):
             return point
         settings = (*map(str, point.settings), *point.set_aside)
         job = checked_job(document.changed(settings), parts.of_another_question())
         return replace(point, interval_s=predicted(job).edges_s)
 
-    return replace(swept, points=tuple(map(told, swept.points)))
+    return replace(swept, points=tuple(map(with_interval, swept.points)))
 
 
 def _check(goals: Sequence[str]) -> None:
@@ -125,10 +126,10 @@ def _check(goals: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Requested:
+class _Request:
     """A point before it is computed: its scenario with the scenario's key, or an error.
 
-    `set_aside`: settings that take back the options which its strategy has not.
+    `set_aside`: settings that drop the options which its strategy lacks.
     """
 
     settings: tuple[Setting, ...]
@@ -138,8 +139,8 @@ class _Requested:
     set_aside: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Requested:
-        """A document's scenario with settings; options of other strategies give way to an axis."""
+    def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Request:
+        """Change a document; an axis of strategies drops the options that a strategy lacks."""
         aside: tuple[str, ...] = ()
         try:
             changed = document.changed(map(str, settings))
@@ -150,32 +151,32 @@ class _Requested:
             return cls(settings, None, error=error)
         return cls(settings, scenario, _key(scenario), set_aside=aside)
 
-    def checked_against(self, own: Scenario | None) -> _Requested:
-        """Adds an error where `own` states a measured step that does not hold for this scenario."""
-        if own is None or self.scenario is None:
+    def checked_against(self, original: Scenario | None) -> _Request:
+        """Add an error where `original` states a measured step that is not this scenario's."""
+        if original is None or self.scenario is None:
             return self
         try:
-            check_measured(own, self.scenario, "set both, or --axis FILE with both keys")
+            check_measured(original, self.scenario, "set both, or --axis FILE with both keys")
         except ScenarioError as error:
             return replace(self, scenario=None, error=error)
         return self
 
-    def point(self, found: Mapping[str, Outcome]) -> Point:
-        """The point with its outcome, out of all by key."""
-        outcome = str(self.error) if self.error else found[self.key]
+    def point(self, outcomes: Mapping[str, Outcome]) -> Point:
+        """The point with its error, or its outcome among all by key."""
+        outcome = str(self.error) if self.error else outcomes[self.key]
         if isinstance(outcome, Brief):
             return Point(self.settings, outcome, set_aside=self.set_aside)
         return Point(self.settings, None, outcome)
 
 
 def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a point's strategy has not, though the scenario or another axis states it."""
+    """Settings that drop what the scenario or another axis states, but the strategy lacks."""
     ddp, workload = data["ddp"], data.get("workload")
     clips = isinstance(workload, Mapping) and bool(workload.get("clip_grad_norm"))
-    found = set_aside(ddp, str(ddp["strategy"]), clips=clips)
+    settings = set_aside(ddp, str(ddp["strategy"]), clips=clips)
     if ddp["strategy"] == "naive_flat":  # the cap is its own option, too
-        return tuple(each for each in found if not each.startswith("ddp.bucket_cap_mb="))
-    return found
+        return tuple(each for each in settings if not each.startswith("ddp.bucket_cap_mb="))
+    return settings
 
 
 def _key(scenario: Scenario) -> str:
@@ -194,27 +195,27 @@ def _versions() -> str:
 
 
 def _digest(file: SourceFile | None) -> str:
-    """A hash of a file's content, or a folder's; what cannot be read has a hash of its own."""
+    """A hash of the content of a file or a folder; "unreadable" where it cannot be read."""
     if file is None:
         return ""
     try:
         files = sorted(file.path.iterdir()) if file.path.is_dir() else [file.path]
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for each in filter(Path.is_file, files):
             with open_regular(each) as content:
                 for part in iter(partial(content.read, 2**20), b""):
-                    found.update(part)
-        return found.hexdigest()
+                    digest.update(part)
+        return digest.hexdigest()
     except OSError:
         return "unreadable"
 
 
-def _own_settings(document: Document, axes: Sequence[Axis], own: _Requested) -> Iterator[Setting]:
-    """The scenario's own values of the axes, written as on the axis where they are on it."""
+def _base_settings(document: Document, axes: Sequence[Axis], base: _Request) -> Iterator[Setting]:
+    """The scenario's own values of the axes, written as on an axis that has them."""
     for axis in axes:
         for values in axis.values:
             together = [Setting(*pair) for pair in zip(axis.keys, values, strict=True)]
-            if own.key and _Requested.of(document, tuple(together)).key == own.key:
+            if base.key and _Request.of(document, tuple(together)).key == base.key:
                 yield from together
                 break
         else:
@@ -230,13 +231,13 @@ def _text(document: Document, key: str) -> str:
 
 
 def _refusal(
-    own: _Requested, asked: Sequence[_Requested], points: Sequence[Point]
+    base: _Request, requests: Sequence[_Request], points: Sequence[Point]
 ) -> ScenarioError:
     """What is wrong with the scenario itself, otherwise with each point."""
-    if own.error:
-        return own.error
-    problems = [problem for each in asked if each.error for problem in each.error.problems]
-    simulated = (point for each, point in zip(asked, points, strict=True) if not each.error)
-    said = (str(point.problem).removeprefix("scenario  ") for point in simulated)
-    problems += [Problem("scenario", "", problem) for problem in said]
+    if base.error:
+        return base.error
+    problems = [problem for each in requests if each.error for problem in each.error.problems]
+    simulated = (point for each, point in zip(requests, points, strict=True) if not each.error)
+    texts = (str(point.problem).removeprefix("scenario  ") for point in simulated)
+    problems += [Problem("scenario", "", text) for text in texts]
     return ScenarioError(list(dict.fromkeys(problems)))

@@ -62,7 +62,7 @@ def test_a_point_that_kills_its_worker_is_reported(tmp_path: Path) -> None:
     axis = "workload.batch_per_rank=16,32,48,64"
     with Journal(tmp_path / "j", resume=False) as journal:
         found = swept(axis, workers=Workers(Deadly, 2), journal=journal)
-        assert len(journal.known) == 3
+        assert len(journal.outcomes) == 3
     assert [point.problem for point in found.points] == [
         None, None, "its worker failed: MemoryError: not enough", None
     ]  # fmt: skip

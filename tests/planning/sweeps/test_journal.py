@@ -36,9 +36,9 @@ def test_a_finished_sweep_begins_anew_or_is_reused(tmp_path: Path) -> None:
         journal.add({"a": "why"})
         journal.finish()
     with Journal(path, resume=True) as journal:
-        assert journal.known == {"a": "why"}
+        assert journal.outcomes == {"a": "why"}
     with Journal(path, resume=False) as journal:
-        assert journal.known == {}
+        assert journal.outcomes == {}
         journal.add({"b": "why"})
     with pytest.raises(JournalError, match="holds 1 point of a sweep"):
         Journal(path, resume=False)
@@ -101,13 +101,13 @@ def test_a_journal_cut_anywhere_is_sound(cut: int) -> None:
             assert brief
             journal.add({"a": "why"})
             journal.add({"b": brief, "c": "not"})
-            known = list(journal.known.items())
+            outcomes = list(journal.outcomes.items())
         whole = path.read_bytes()
         path.write_bytes(whole[: cut % (len(whole) + 1)])
         with Journal(path, resume=True) as journal:
-            found = list(journal.known.items())
-            assert found == known[: len(found)]
-            journal.add(dict(known[len(found) :]))
+            left = list(journal.outcomes.items())
+            assert left == outcomes[: len(left)]
+            journal.add(dict(outcomes[len(left) :]))
         assert path.read_bytes() == whole
 
 

@@ -174,12 +174,12 @@ def test_a_changed_file_is_another_point(tmp_path: Path) -> None:
     grid = Grid.of(["ddp.gradient_as_bucket_view=true,false"])
     with Journal(tmp_path / "journal", resume=False) as journal:
         sweep(scenario, grid, journal=journal)
-        known = len(journal.known)
+        known = len(journal.outcomes)
         sweep(scenario, grid, journal=journal)
-        assert len(journal.known) == known == 2
+        assert len(journal.outcomes) == known == 2
         log.write_text(log.read_text() + "\n")
         sweep(scenario, grid, journal=journal)
-        assert len(journal.known) == 4
+        assert len(journal.outcomes) == 4
 
 
 def test_what_is_wrong_with_every_point_is_said_by_its_place(tmp_path: Path) -> None:
