@@ -115,7 +115,7 @@ def _refuse_other_links(cluster: Cluster) -> None:
 
 
 def _traffic(scenario: Scenario) -> Traffic:
-    """What else the nodes' network carries; raises InputError where its rate is not known."""
+    """What else the nodes' network carries; raises InputError where it has no rate."""
     cluster, data = joined(scenario), scenario.workload.data
     other, reads = cluster.background, data and data.sample_bytes
     if cluster.nodes == 1 or not (other or reads):
@@ -258,7 +258,7 @@ def _extrapolated(
     which: str,
     measured_bytes: tuple[int, int],
 ) -> Network:
-    """The network with a warning of sizes sent that lie outside of those known."""
+    """The network with a warning of sizes sent that lie outside of those measured."""
     are_reduced = all(operation == "all_reduce" for operation, _ in sent)
     low, high = map(format_bytes, measured_bytes)
     warning = (
@@ -316,7 +316,7 @@ def _log_cost(
 
 
 def _chosen(scenario: Scenario) -> CollectiveCost | None:
-    """What NCCL chooses on links that are stated or usual of the device; None: none are known."""
+    """NCCL's choice on links that are stated or usual of the device; None where there are none."""
     try:
         cost = network_from_links(scenario).cost
     except InputError:

@@ -50,7 +50,7 @@ class CollectiveCost(Protocol):
 
     @property
     def operations(self) -> frozenset[Operation]:
-        """The collectives that it knows; the transfer of another is not asked for."""
+        """The collectives that have a price; `transfer` takes no others."""
         ...
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
@@ -254,7 +254,7 @@ class AllReduceLogCost(StretchedCost):
         return WholeTransfer(0, self._ns(time_s))
 
     def _part(self, operation: Operation, size_bytes: int) -> float | None:
-        """What of an all-reduce's time an operation takes; None: that is not told."""
+        """The part of an all-reduce's time that an operation takes; None where no input says it."""
         if operation == "all_reduce":
             return 1.0
         if operation in _ONE_WAY:

@@ -77,7 +77,7 @@ _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
 
 
 def network_from_links(scenario: Scenario) -> Network:
-    """The collective costs of a cluster's links; raises InputError where none are known."""
+    """The network of a cluster's links; raises InputError where it has none."""
     scenario, in_domains = _joined(scenario)
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
@@ -185,7 +185,7 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkU
 
 
 def _with_users(doubt: LinkUncertainty, cluster: Cluster) -> LinkUncertainty:
-    """With what a machine's preset says of users' networks, whose large messages are known."""
+    """Add the uncertainty that users of a machine measured of its large messages, if any did."""
     machine = cluster.machine
     if machine is None or machine.network_sigma is None:
         return doubt

@@ -31,7 +31,7 @@ LOGS: tuple[Logged, ...] = get_args(Logged)  # keys of a cluster
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """A log of these ranks, or of others where that is allowed: what is told of it."""
+    """A log of a cluster's ranks, or of others where allowed, and how sure its times are."""
 
     log: AllReduceLog
     uncertainty: Uncertainty

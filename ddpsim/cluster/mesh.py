@@ -97,9 +97,9 @@ def with_sent_in_groups(
     sent: Collection[tuple[ProcessGroup, Operation, int]],
     knowing: Callable[[Network, Collection[Sent]], Network],
 ) -> Network:
-    """The network, with what its groups' ones tell once it is known what each sends.
+    """The network with the networks of its groups, each adapted to what the group sends.
 
-    It is as uncertain as that of the group which sends longest. `knowing`: one network's.
+    It is as uncertain as that of the group which sends longest. `knowing`: adapts one network.
     """
     parts, provenance, spent_ns = {}, list(network.provenance), {}
     of_group = defaultdict[ProcessGroup, list[Sent]](list)

@@ -51,7 +51,7 @@ class Wires:
 
     @classmethod
     def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
-        """The wires that a cluster uses; raises InputError where one is not known."""
+        """The wires that a cluster uses; raises InputError where one has no figures."""
         environment = environment_of(cluster)
         intra, way = inside(cluster)
         inter = cluster.link("inter_node")
@@ -210,7 +210,7 @@ def environment_of(cluster: Cluster) -> Environment:
 
 
 def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:
-    """Raises InputError where none is known; of the link `beside` too, so that both are stated."""
+    """A link's latency; raises InputError where it has none, which also names the link `beside`."""
     if link.latency_s is None:
         key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
         both = beside is not None and beside.latency_s is None
@@ -240,14 +240,14 @@ def unlike_nodes(cluster: Cluster, nic: NicRate) -> tuple[tuple[int, float, floa
 
 def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
     """Bandwidth of a node's own links over the usual ones'."""
-    link, usual = _own(cluster, node, key), link_of(cluster, key)
+    link, usual = _node_link(cluster, node, key), link_of(cluster, key)
     if link is None or usual is None:
         return 1.0
     return _node_rate(link, cluster.nodes, nic) / _node_rate(usual, cluster.nodes, nic)
 
 
-def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
-    """A node's links; what they do not say is as usual, but for a machine's NICs near its GPUs."""
+def _node_link(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
+    """A node's links, usual where it states none; of a machine's NICs those near its GPUs."""
     other = (cluster.other_nodes or {})[node]
     link, usual = getattr(other, key), link_of(cluster, key)
     stated = cluster.inter_node
@@ -265,8 +265,8 @@ def _slowest(cluster: Cluster, key: Kind, usual: _Links | None) -> _Links | None
         return None
     links = [usual]
     for node in cluster.other_nodes or {}:
-        node_link = _own(cluster, node, key)
-        links += [node_link] if isinstance(node_link, type(usual)) else []
+        link = _node_link(cluster, node, key)
+        links += [link] if isinstance(link, type(usual)) else []
     return min(links, key=lambda link: getattr(link, "nics_per_node", 1) * rate_of(link))
 
 

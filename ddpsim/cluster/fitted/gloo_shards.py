@@ -16,14 +16,14 @@ from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing
 
 
 class UnmeasuredShards(NamedTuple):
-    """Reduce-scatters and all-gathers of so many ranks; None: the rate of copies is not known."""
+    """Reduce-scatters and all-gathers of so many ranks, and the rate of copies, if measured."""
 
     ranks: int
     copied_bytes_per_s: float | None
 
     @classmethod
     def of(cls, profile: ClusterProfile, ranks: int) -> UnmeasuredShards | None:
-        """What a profile tells of gloo's copies; None: it was not measured with gloo."""
+        """Read the rate of copies from a profile; None: it was not measured with gloo."""
         copied = profile.overheads.copy_bytes_per_s
         is_gloo = isinstance(profile.all_reduce, GlooRing)
         return cls(ranks, copied.value if copied else None) if is_gloo else None

@@ -239,7 +239,7 @@ def measured_sigma(profile: ClusterProfile, rate: float | None = None) -> float:
 def _between_rates(
     profile: ClusterProfile, each: Sequence[float | None], rate: float | None
 ) -> float:
-    """One of the profile's uncertainties, at a line rate; 0 where none of them is known."""
+    """One of the profile's uncertainties, at a line rate; 0 where none was measured."""
     law = profile.all_reduce
     points = [
         (sigma, rate_sigma.line_rate_bytes_per_s)
@@ -268,7 +268,7 @@ def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
 
 
 def _of_the_fit(cluster: Cluster, profile: ClusterProfile) -> Iterator[str]:
-    """The first of a profile's own warnings, and where all are told."""
+    """The first of a profile's own warnings, and the command that shows the others."""
     first, more = profile.warnings[:1], len(profile.warnings) - 1
     file = cluster.profile.given if cluster.profile else "PROFILE"
     hint = f"; its fit has {counted(more, 'more warning')}: python -m calibrate show {file}"

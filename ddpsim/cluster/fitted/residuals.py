@@ -114,7 +114,7 @@ class CorrectedCost:
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
 
     def _more_ns(self, operation: Operation, size_bytes: int) -> int:
-        """What is known of gloo's ways, where a reduce-scatter or an all-gather is not measured."""
+        """What gloo's copies add to a reduce-scatter or an all-gather that was not measured."""
         law, unmeasured = self.law, self.unmeasured
         if unmeasured is None or operation not in SHARDED or operation in dict(self.others):
             return 0

@@ -69,13 +69,13 @@ class Paths:
         return first_rank(node, self.gpus_per_node, self.smaller)
 
     def node_of(self, rank: int) -> int:
-        """Whose rank it is."""
+        """The node of a rank."""
         if not self.smaller:
             return rank // self.gpus_per_node
         return bisect_right(self._starts, rank) - 1
 
     def within(self, ends: Ends | None = None) -> Link:
-        """Between GPUs of one node: these, or any of a usual one; ValueError if none is known."""
+        """The link between GPUs of one node, or of a usual one; ValueError if nodes have none."""
         if self.intra is None:
             raise ValueError("a node of several GPUs needs intra_node links")
         return self._left(self.intra, self._parts(ends)[0])
@@ -83,7 +83,7 @@ class Paths:
     def between(self, ends: Ends | None = None) -> Link:
         """The link from one of these ends' nodes to the other's, or from a usual node.
 
-        Raises ValueError where none is known.
+        Raises ValueError where nodes have none.
         """
         if self.inter is None:
             raise ValueError("several nodes need inter_node links")
