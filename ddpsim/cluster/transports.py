@@ -22,6 +22,9 @@ _CHANNELS_A_NIC = 2  # at least, each with its own connections (nccl src/graph/c
 # 100 Gbit/s) GB/s each way
 PROXY_BYTES_PER_S = 1.95e9
 _HELPER_BYTES_PER_S = 1.25e9  # a helper thread (nccl issue 209, 2 nodes of 32 Gbit/s)
+# what NCCL's own issues advise on fast lines
+SOCKET_VARIABLES = {"NCCL_SOCKET_NTHREADS": 4, "NCCL_NSOCKS_PERTHREAD": 4}
+MORE_SOCKETS = " and ".join(f"{name}={number}" for name, number in SOCKET_VARIABLES.items())
 _MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
 
 # rings of 10 x 1 and 10 x 2 H100 over NDR (NCCL 2.29), 64 MiB to 1 GiB; EDR and HDR: the others

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpsim.cluster.transports import nic_bytes_per_s, opened_by_nccl
+from ddpsim.cluster.transports import MORE_SOCKETS, nic_bytes_per_s, opened_by_nccl
 from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.diagnosis.case import PEER_TRANSPORTS, Case, Change
 from ddpsim.diagnosis.hypothesis import FactName, Hypothesis, scaled, set_to, switch
@@ -247,8 +247,7 @@ BETWEEN_NODES = (
         "tcp_stream_limit",
         8.0,
         "one TCP connection carries only {size}",
-        "set NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4; ask the cloud for its limit of a "
-        "flow, or for RDMA",
+        f"set {MORE_SOCKETS}; ask the cloud for its limit of a flow, or for RDMA",
         _stream_limits,
         _tcp_limited,
         _gbit,

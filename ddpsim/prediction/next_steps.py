@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from ddpsim.cluster.link_sources import rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
+from ddpsim.cluster.transports import MORE_SOCKETS, SOCKET_VARIABLES
+from ddpsim.cluster.wires import sockets_rate
 from ddpsim.engine.batch import mean_steps_s, step_ranges_s
 from ddpsim.errors import ScenarioError, not_here
 from ddpsim.prediction.fitting import ways_to_fit
@@ -166,6 +169,18 @@ def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
     yield from _best(trials, changes)
 
 
+def _more_sockets(trials: _Trials) -> Iterator[_Change]:
+    """NCCL's helper threads, where its sockets carry less than the line does."""
+    scenario = trials.job.scenario
+    if (
+        sockets_rate(scenario) < inf
+        and "NCCL_SOCKET_NTHREADS" not in scenario.cluster.nccl_variables
+    ):
+        variables = SOCKET_VARIABLES.items()
+        settings = tuple(setting(f"cluster.nccl_env.{name}", number) for name, number in variables)
+        yield _Change(f"{MORE_SOCKETS}: threads that copy what the sockets carry", settings)
+
+
 def _best(trials: _Trials, changes: Sequence[_Change]) -> Iterator[_Change]:
     """Yields the best of changes that leave the training alone, unless trying them takes long."""
     if trials.result.engine.ranks_simulated <= _QUICK_RANKS:
@@ -288,7 +303,7 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
 
 
 _CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
-    "communication": (_other_buckets, _other_algorithm, _less_communication),
+    "communication": (_other_buckets, _other_algorithm, _more_sockets, _less_communication),
     "data": (_faster_data, _faster_copies),
     "host": (_fewer_operators, _less_overhead),
 }

@@ -47,6 +47,29 @@ def test_the_first_suggestion_helps(name: str, settings: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("keys", "is_advised"),
+    [
+        ("transport: tcp", True),
+        ("transport: rdma", False),
+        ("transport: tcp, flow_bandwidth: 1 Gbit/s", True),
+    ],
+)
+def test_more_sockets_are_advised_where_they_carry_less_than_the_line(
+    keys: str, is_advised: bool
+) -> None:
+    network = f"cluster.inter_node={{bandwidth: 100 Gbit/s, latency: 30 us, {keys}}}"
+    asked = ("cluster.gpus_per_node=1", "cluster.nodes=8", network)
+    before = ddpsim.simulate(load("resnet50-8xa100", *asked))
+    threads = "cluster.nccl_env.NCCL_SOCKET_NTHREADS=4"
+    advised = [step.settings for step in before.next_steps if threads in step.settings]
+    assert bool(advised) == is_advised
+    for settings in advised:
+        after = ddpsim.simulate(load("resnet50-8xa100", *asked, *settings))
+        assert after.throughput_samples_per_s > 1.2 * before.throughput_samples_per_s
+        assert not any(threads in step.settings for step in after.next_steps)
+
+
+@pytest.mark.parametrize(
     ("network", "device"),
     [
         ("1 Gbit/s", "a100-sxm-40gb"),  # what helps is the same on all of them

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil, floor, log10, sqrt
+from math import ceil, floor, inf, log10, sqrt
 from typing import Literal
 
-from ddpsim.cluster.wires import link_of
+from ddpsim.cluster.transports import MORE_SOCKETS
+from ddpsim.cluster.wires import link_of, sockets_rate
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.resolve import resolve
@@ -15,6 +16,7 @@ from ddpsim.result.capacity import KNEE_EFFICIENCY, NextDoubling
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.schema import Scenario
+from ddpsim.units import format_bytes_per_s
 
 _UNLIMITED_BYTES_PER_S = 1e15  # the scenario format's own limit
 _NO_TIME = 1e-6  # of the network's times
@@ -130,6 +132,10 @@ def _limit(doubling: NextDoubling, doubled: Scenario, wanted: float) -> str:
     efficiency = _throughput(doubled) / wanted
     if efficiency >= KNEE_EFFICIENCY:
         return limit
+    sockets = sockets_rate(doubled)
+    if sockets < inf:
+        rate = format_bytes_per_s(sockets)
+        return f"NCCL's sockets: {rate} a NIC, whatever its line ({MORE_SOCKETS} or RDMA help)"
     return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
 
 

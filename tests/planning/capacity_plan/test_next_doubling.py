@@ -95,6 +95,12 @@ def test_other_links_or_latency_may_bound() -> None:
     assert found.unlimited_efficiency < KNEE_EFFICIENCY < found.without_network_time
     assert found.needed_bandwidth_bytes_per_s is None
     assert found.limit.startswith("latency: with every bandwidth unlimited it would be ")
+    sockets = scenario("slow-network", "workload.batch_per_rank=16", "cluster.gpus_per_node=1")
+    found = next_doubling(with_nodes(sockets, 1), with_nodes(sockets, 2))
+    assert found.limit == (
+        "NCCL's sockets: 1.95 GB/s a NIC, whatever its line (NCCL_SOCKET_NTHREADS=4 and "
+        "NCCL_NSOCKS_PERTHREAD=4 or RDMA help)"
+    )
     inside = scenario(
         "resnet50-2x8-25gbit",
         "cluster.intra_node={bandwidth: 1 GB/s, latency: 5 us}",
