@@ -29,7 +29,14 @@ from ddpsim.cluster.nccl.figures import USUAL, Figures
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tables import PROTOCOLS, tables
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
-from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us
+from ddpsim.cluster.nccl.tuner import (
+    Choice,
+    choose,
+    estimates,
+    known_choices,
+    most_ll_gb_per_s,
+    pat_us,
+)
 from ddpsim.cluster.topology.paths import Link, Paths
 from ddpsim.cluster.transfers import (
     REPLICATED,
@@ -324,7 +331,8 @@ class _Search:
         self._cost, self._operation = cost, operation
         self._searched: dict[int, _Sent] = {}  # how messages of each size are sent
         self._transfers: dict[_Sent, Transfer] = {}
-        self._choices: dict[int, Choice] = {}
+        asked = operation, cost.algorithms, cost.protocols
+        self._choices = known_choices(cost.graph, *asked)
         self._bands: dict[int, list[_Sent]] = {}  # ways of the smallest message of each band
         is_plain = operation in ("broadcast", "reduce")
         self._is_searched = not is_plain and cost.graph.minor > LAST_WITHOUT_TUNER

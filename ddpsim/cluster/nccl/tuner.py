@@ -14,6 +14,7 @@ each node has one GPU (from 2.23 on); trees for all-reduces alone. The reduce-sc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import floor, log2
 from typing import NamedTuple
@@ -96,6 +97,20 @@ def choose(
     if not named:
         raise ValueError(_NOT_TO_BE_HAD)
     return min(named, key=lambda choice: choice.time_us)
+
+
+def known_choices(
+    graph: Graph, operation: Operation, algorithms: Sequence[str], protocols: Sequence[str]
+) -> dict[int, Choice]:
+    """What was chosen before, by size, also on faster or slower links with the same channels."""
+    rest = replace(graph, intra_gb_per_s=0.0, nic_gb_per_s=0.0)
+    rows = estimates(graph, operation if operation in TURNS else "all_reduce")
+    return _known_choices(rows, graph.channels, rest, operation, algorithms, protocols)
+
+
+@lru_cache(maxsize=64)
+def _known_choices(*_: object) -> dict[int, Choice]:
+    return {}
 
 
 def _by_thresholds(
