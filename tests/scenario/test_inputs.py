@@ -43,13 +43,6 @@ def test_there_are_scenarios() -> None:
     assert SCENARIOS
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_check_accepts_every_scenario(cli: Callable[..., Outcome], path: Path) -> None:
-    outcome = cli("check", str(path))
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith(f"{path}: ok, ")
-
-
 def test_the_printed_schema_accepts_every_scenario() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     schema = Scenario.model_json_schema(by_alias=True)
@@ -87,15 +80,18 @@ def test_an_unknown_command(cli: Callable[..., Outcome]) -> None:
     assert "run" in outcome.err
 
 
-@pytest.mark.parametrize("alias", sorted(_ALIASES))
-def test_explain_knows_other_names(cli: Callable[..., Outcome], alias: str) -> None:
-    assert cli("explain", alias).out == TERMS[_ALIASES[alias]] + "\n"
+def test_explain_knows_other_names(cli: Callable[..., Outcome]) -> None:
+    assert {alias: lookup(alias) for alias in _ALIASES} == {
+        alias: TERMS[term] for alias, term in _ALIASES.items()
+    }
+    alias, term = next(iter(_ALIASES.items()))
+    assert cli("explain", alias).out == TERMS[term] + "\n"
 
 
-@pytest.mark.parametrize("term", sorted(TERMS))
-def test_explain_takes_any_spelling(term: str) -> None:
-    for spelling in (term.upper(), f" {term} ", term.replace(" ", "_"), term.replace("-", "_")):
-        assert lookup(spelling) == TERMS[term]
+def test_explain_takes_any_spelling() -> None:
+    for term, said in TERMS.items():
+        for spelling in (term.upper(), f" {term} ", term.replace(" ", "_"), term.replace("-", "_")):
+            assert lookup(spelling) == said
 
 
 def test_explain_takes_a_message_of_torch() -> None:

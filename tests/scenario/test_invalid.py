@@ -108,6 +108,16 @@ def test_message(
     outcome = cli(*CASES[name])
     golden(outcome.err, FOLDER / f"{name}.txt")
     assert (outcome.code, outcome.out) == (2, "")
+    assert_short_and_placed(outcome.err)
+
+
+def assert_short_and_placed(said: str) -> None:
+    *problems, summary = said.splitlines()
+    count = len(problems)
+    assert summary == f"{count} error{'s' * (count > 1)}, nothing was simulated."
+    for problem in problems:
+        assert re.match(r"([\w./-]+(:\d+(:\d+)?)?|--set \S+( \S+)?)(  [^:]+)?: \S", problem)
+        assert len(problem) < 450
 
 
 @pytest.mark.parametrize(
@@ -122,16 +132,6 @@ def test_message_of_a_real_process(name: str) -> None:
 
 def test_every_expectation_has_a_case() -> None:
     assert {path.stem for path in FOLDER.glob("*.txt")} == set(CASES)
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
-def test_messages_say_where_and_stay_short(path: Path) -> None:
-    *problems, summary = path.read_text(encoding="utf-8").splitlines()
-    count = len(problems)
-    assert summary == f"{count} error{'s' * (count > 1)}, nothing was simulated."
-    for problem in problems:
-        assert re.match(r"([\w./-]+(:\d+(:\d+)?)?|--set \S+( \S+)?)(  [^:]+)?: \S", problem)
-        assert len(problem) < 450
 
 
 @pytest.mark.parametrize(
