@@ -13,6 +13,7 @@ from shipped_scenarios import ROOT, load, predict
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.diagnose import diagnose
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, hypotheses_of
 from ddpsim.diagnosis.predictions import Seen, fit, log_likelihood, posterior
 from ddpsim.errors import InputError
@@ -43,17 +44,16 @@ def test_probabilities_are_of_all_causes(slow: ddpsim.Diagnosis) -> None:
     assert slow.normal is False
 
 
-def test_causes_with_another_step_come_last() -> None:
+def test_causes_with_another_step_come_last(slow: ddpsim.Diagnosis) -> None:
     """Causes whose step is near the measured one by probability, and then the others by it."""
-    found = ddpsim.diagnose(scenario(ONE_NODE), "150 ms", without_sync="75 ms")
-    measured_s = found.measured[0].measurement.seconds
+    measured_s = slow.measured[0].measurement.seconds
     near = [
         each.predicts is None or abs(log(each.predicts.step_s / measured_s)) < log(1.5)
-        for each in found.causes
+        for each in slow.causes
         if each.key not in ("healthy", "unknown") and each.predicts
     ]
     assert near == sorted(near, reverse=True)
-    first = [cause.probability for cause in found.causes if cause.predicts][: sum(near)]
+    first = [cause.probability for cause in slow.causes if cause.predicts][: sum(near)]
     assert first == sorted(first, reverse=True)
 
 
@@ -118,9 +118,9 @@ def test_two_accumulations_tell_what_comes_once_a_step() -> None:
 
 
 def test_no_loader_is_to_blame_where_nothing_waits_for_data() -> None:
-    job = scenario(ONE_NODE)
+    job = Case.of(scenario(ONE_NODE))
     for wait, is_asked in (("synthetic", False), ("0 ms", False), ("60 ms", True)):
-        found = ddpsim.diagnose(job, "150 ms", data_wait=wait)
+        found = diagnose(job, "150 ms", data_wait=wait)
         assert ("slow_loader" in {cause.key for cause in found.causes}) == is_asked
 
 
@@ -173,9 +173,9 @@ def test_the_check_tells_the_two_likeliest_apart(slow: ddpsim.Diagnosis) -> None
 
 def test_more_measurements_narrow_it() -> None:
     """A slow rank and a slow network make the same step; an all-reduce tells them apart."""
-    job = scenario(IB_NODES)
-    few = ddpsim.diagnose(job, "130 ms", exposed="50 ms")
-    more = ddpsim.diagnose(job, "130 ms", exposed="50 ms", all_reduce="64 MiB: 1.8 ms")
+    job = Case.of(scenario(IB_NODES))
+    few = diagnose(job, "130 ms", exposed="50 ms")
+    more = diagnose(job, "130 ms", exposed="50 ms", all_reduce="64 MiB: 1.8 ms")
     known = {cause.key: cause.probability for cause in few.causes}
     assert known["slow_rank"] < 0.6
     assert more.causes[0].key == "slow_rank"
@@ -343,9 +343,8 @@ def test_the_posterior_is_bayes_rule() -> None:
 
 def test_a_healthy_bert_is_no_slow_one() -> None:
     """What is measured as predicted is healthy, whatever else is measured of it."""
-    job = Job("b", "", BERT, ONE_NODE).scenario()
-    step_s = resolve(job).step_s()
+    job = Case.of(Job("b", "", BERT, ONE_NODE).scenario())
     for texts in ({}, {"without_sync": "110 ms"}, {"data_wait": "0 s"}):
-        found = ddpsim.diagnose(job, f"{1e3 * step_s} ms", **texts)
+        found = diagnose(job, f"{1e3 * job.step_s} ms", **texts)
         assert found.is_healthy
         assert found.normal

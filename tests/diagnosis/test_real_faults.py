@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import ddpsim
+from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.diagnose import diagnose
 
 FAULTS = Path(__file__).parents[1] / "data" / "faults"
 STEPS: dict[str, dict[str, float]] = json.loads((FAULTS / "steps.json").read_text("utf-8"))
@@ -64,10 +66,10 @@ def job(fault: str, parameters: Path) -> ddpsim.Scenario:
 @pytest.mark.parametrize(("fault", "rank", "cause"), CASES, ids=[case[0] for case in CASES])
 def test_a_real_fault_is_found(fault: str, rank: int, cause: str, parameters: Path) -> None:
     """By one trace, and by those of both ranks."""
-    step, scenario = f"{STEPS[fault]['step_s']} s", job(fault, parameters)
-    one = ddpsim.diagnose(scenario, step, traces=FAULTS / fault / f"rank{rank}.json.gz")
+    step, case = f"{STEPS[fault]['step_s']} s", Case.of(job(fault, parameters))
+    one = diagnose(case, step, traces=FAULTS / fault / f"rank{rank}.json.gz")
     assert one.causes[0].key == cause
-    both = ddpsim.diagnose(scenario, step, traces=FAULTS / fault)
+    both = diagnose(case, step, traces=FAULTS / fault)
     assert both.causes[0].key == cause
 
 

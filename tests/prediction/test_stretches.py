@@ -6,16 +6,18 @@ import pytest
 from shipped_scenarios import load, predict, simulated
 
 import ddpsim
+from ddpsim.prediction import stretches as module
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.text import render
 from ddpsim.result.model import Stretch
 
 
 def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch]:
-    verdict = ddpsim.judge(load(name, *settings), simulated(name, *settings), measured_s)
-    assert verdict.normal is False
-    assert all(0.2 <= stretch.factor <= 1000 for stretch in verdict.stretches)
-    return {stretch.term: stretch for stretch in verdict.stretches}
+    """By the term that would have to be so many times as long."""
+    job, result = resolve(load(name, *settings)), simulated(name, *settings)
+    found = module.stretches(job, result, measured_s)
+    assert all(0.2 <= stretch.factor <= 1000 for stretch in found)
+    return {stretch.term: stretch for stretch in found}
 
 
 @pytest.mark.parametrize("measured_s", [0.0455, 0.2])
@@ -68,9 +70,11 @@ def test_a_host_so_much_slower_gives_the_measured_step() -> None:
     assert "host" not in stretches("resnet50-8xa100", 0.06, *measured)
 
 
-def test_explanations_are_those_of_the_causes() -> None:
+def test_a_verdict_has_them_and_explanations_by_causes() -> None:
     scenario, result = load("straggler"), simulated("straggler")
     verdict = ddpsim.judge(scenario, result, 0.4)
+    assert verdict.normal is False
+    assert {stretch.term: stretch for stretch in verdict.stretches} == stretches("straggler", 0.4)
     shown = " ".join(render(result, "x.yaml", verdict).split())
     assert verdict.explanations
     assert all(explanation in shown for explanation in verdict.explanations)
