@@ -27,11 +27,13 @@ def test(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """The tests of the simulator alone, without measurements and recorded campaigns."""
-    apart = ("measure", "rounds", "testbed", "validate", "validation", "page", "fit", "wheel")
+    """The tests of the simulator alone, without those that run torch or refit sweeps."""
+    rooms = [f"tests/{room}" for room in ("scenario", "workload", "cluster", "engine")]
+    rooms += ["tests/strategies", "tests/prediction/test_simulate.py"]
+    apart = ("*_oracle", "compiled", "muon", "checkpointing", "memory_budget", "published_sweeps")
     left_out = [f"--ignore-glob=*/test_{name}.py" for name in apart]
-    shared = ("-n", "2", "--dist", "loadfile")
-    session.run("python", "-m", "pytest", *shared, *left_out, *session.posargs)
+    shared = ("-n", "2", "--dist", "loadfile", *left_out)
+    session.run("python", "-m", "pytest", *shared, *(session.posargs or rooms))
 
 
 @nox.session

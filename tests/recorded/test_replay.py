@@ -42,7 +42,7 @@ def replayed(path: Path, *settings: str) -> Replay:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> Path:
     """Traces of real gloo DDP of two ranks."""
     folder = tmp_path_factory.mktemp("real")
     traces_of(folder, 2)
