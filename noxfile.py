@@ -31,6 +31,7 @@ def quick(session: nox.Session) -> None:
     rooms = [f"tests/{room}" for room in ("scenario", "workload", "cluster", "engine")]
     rooms += ["tests/strategies", "tests/prediction/test_simulate.py"]
     apart = ("*_oracle", "compiled", "muon", "checkpointing", "memory_budget", "published_sweeps")
+    apart += ("equivalence_of_strategies",)
     left_out = [f"--ignore-glob=*/test_{name}.py" for name in apart]
     shared = ("-n", "2", "--dist", "loadfile", *left_out)
     session.run("python", "-m", "pytest", *shared, *(session.posargs or rooms))

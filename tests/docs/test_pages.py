@@ -44,7 +44,6 @@ MODEL = model_file(  # as `calibrate profile` writes one, nobody's
     backward_s=0.020,
     optimizer_s=0.002,
 )
-_IMPORT = ("calibrate", "import", "nccl-tests")
 _SAID: dict[tuple[str, ...], str] = {}  # what commands printed that write no file
 
 

@@ -33,7 +33,6 @@ from ddpsim.workload.model import Model
 ROOT = Path(__file__).resolve().parent.parent.parent
 _PRINTED: dict[tuple[str, ...], str] = {}
 BF16 = "workload.precision=amp-bf16"  # float16 has a GradScaler, which waits for the device
-SERVER = "ddp.strategy=parameter_server"
 SHARDED = [f"ddp.strategy={name}" for name in ("zero1", "fully_shard", "hsdp")]
 NAIVE, FLAT, PER_PARAMETER = (
     f"ddp.strategy={name}" for name in ("naive", "naive_flat", "per_parameter")
