@@ -6,9 +6,11 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 from chromium import Browser, chromium
 from hypothesis import is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
@@ -102,9 +104,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Path], None]:
     return compare
 
 
+@pytest.fixture(scope="session")
+def _commands() -> Iterator[None]:
+    """Build the commands once, and not in every call: a process makes one, and it takes 20 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture
 def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, _commands: None
 ) -> Callable[..., Outcome]:
     """Run `ddpsim ARGUMENTS` in this process: a start of Python costs half a second."""
 
