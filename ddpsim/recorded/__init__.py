@@ -2,5 +2,5 @@
 
 - `traced_job`: the scenario that traces tell, and what it assumes
 - `replay`: the traced steps simulated, each rank with its own work; NCCL's choices in them
-- `recognise`, `learned`: what a file is, what it tells, and a scenario to start from
+- `recognise`, `learned`: what a file is, what it says, and a scenario to start from
 """

@@ -22,7 +22,7 @@ _PATHS = (("workload", "trace"), ("cluster", "all_reduce"))
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A scenario as data, and what in it nobody told: each assumption in words."""
+    """A scenario as data, and each assumption in it, in words."""
 
     document: dict[str, Any]
     assumed: tuple[str, ...]

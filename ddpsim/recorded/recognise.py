@@ -1,4 +1,4 @@
-"""What a file is, by what stands in it, and what it tells of a job."""
+"""Recognise a file by its content, and read what it says of a job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ddpsim.strategies.ddp.buckets import BUCKET_CAP_BYTES
 from ddpsim.units import MIB, format_bytes, format_duration
 from ddpsim.wording import counted, ranks
 
-KNOWN = (
+FORMATS = (
     "a log of NCCL_DEBUG=INFO or of nccl-tests (or OSU's, or all_reduce_bench.py's), our CSV, a "
     "trace of PyTorch's profiler or a folder of them, a Chakra execution trace, a dump of the "
     "flight recorder, DDP's logging data, trainer_state.json of transformers, and logs of "
@@ -59,7 +59,7 @@ _FEW_SIZES = 3
 
 
 def recognise(path: Path) -> list[Learned]:
-    """All that a file or folder tells; raises ImportFailedError for what is not known."""
+    """Read all that a file or folder says; raises ImportFailedError for other formats."""
     source = SourceFile(str(path), path)
     if is_of_traces(source):
         return [_traces(source)]
@@ -76,7 +76,7 @@ def recognise(path: Path) -> list[Learned]:
         return [_config(source.given, config)]
     learned = [each for read in _readers(source) for each in read(source)]
     if not learned:
-        raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
+        raise ImportFailedError(source.given, f"is none of what can be imported: {FORMATS}")
     if all(each.tells_nothing for each in learned):
         lacks = "; ".join(f"{each.kind}: {each.facts[0]}" for each in learned)
         raise ImportFailedError(source.given, f"tells too little: {lacks}")
@@ -85,10 +85,10 @@ def recognise(path: Path) -> list[Learned]:
 
 def _document(source: SourceFile) -> Any:
     """A JSON document; None for what is none, or larger than one is."""
-    with foreign_text(source, KNOWN, of_many_programs=True) as file:
+    with foreign_text(source, FORMATS, of_many_programs=True) as file:
         text = file.read(LARGEST_TEXT + 1)
     if not text.strip():
-        raise ImportFailedError(source.given, f"the file is empty; wanted {KNOWN}")
+        raise ImportFailedError(source.given, f"the file is empty; wanted {FORMATS}")
     try:
         return json_of(text) if len(text) <= LARGEST_TEXT else None
     except ValueError:
@@ -96,7 +96,7 @@ def _document(source: SourceFile) -> Any:
 
 
 def _config_text(source: SourceFile) -> Config | None:
-    with foreign_text(source, KNOWN, of_many_programs=True) as file:
+    with foreign_text(source, FORMATS, of_many_programs=True) as file:
         text = file.read(LARGEST_CONFIG + 1)
     return config_text(source.given, text)
 
@@ -127,7 +127,7 @@ def _of_json(source: SourceFile, document: dict[str, Any]) -> Learned:
             return each
     if "traceEvents" not in document and "schema" not in document:
         return _collectives(source)
-    raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
+    raise ImportFailedError(source.given, f"is none of what can be imported: {FORMATS}")
 
 
 def _traces(source: SourceFile) -> Learned:
@@ -165,7 +165,7 @@ def _dump(name: str, data: Any) -> Learned:
 
 
 def _called(calls: Mapping[int, int], seconds: Mapping[int, float]) -> list[str]:
-    """How often all-reduces of the largest sizes were called, and what one takes if it is told."""
+    """How often all-reduces of the largest sizes were called, and their time if the file has it."""
     return [
         f"{count} x all-reduce of {format_bytes(size)}"
         + (f", {format_duration(seconds[size])} each" if size in seconds else "")
@@ -279,8 +279,8 @@ def _is_of_benchmark(text: str) -> bool:
 
 
 def _debug(source: SourceFile) -> Iterator[Learned]:
-    log = debug_log(source.given, lines_of(source, KNOWN))
-    if not log.connections and any(map(has_rows, parts_of(source, KNOWN))):
+    log = debug_log(source.given, lines_of(source, FORMATS))
+    if not log.connections and any(map(has_rows, parts_of(source, FORMATS))):
         return
     ways = dict.fromkeys("/".join(filter(None, (c.way, c.kind))) for c in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
@@ -314,7 +314,7 @@ def _debug(source: SourceFile) -> Iterator[Learned]:
 
 
 def _steps(source: SourceFile) -> Iterator[Learned]:
-    for each in step_lines(source.given, lines_of(source, KNOWN)):
+    for each in step_lines(source.given, lines_of(source, FORMATS)):
         kind = f"step lines of {each.program}"
         if isinstance(each, TooLittle):
             yield Learned(source.given, kind, (each.lacks,), tells_nothing=True)
@@ -330,7 +330,7 @@ def _steps(source: SourceFile) -> Iterator[Learned]:
 
 
 def _logged(source: SourceFile) -> Iterator[Learned]:
-    data = logged_data(lines_of(source, KNOWN))
+    data = logged_data(lines_of(source, FORMATS))
     if data is not None:
         yield _ddp(source.given, ddp_logging(source.given, data))
 
@@ -347,7 +347,7 @@ _OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str],
 def _readers(source: SourceFile) -> list[Callable[[SourceFile], Iterator[Learned]]]:
     """The readers that may find something in a log."""
     left, readers = dict(_OF_LOGS), []
-    for part in parts_of(source, KNOWN):
+    for part in parts_of(source, FORMATS):
         for read in [read for read, is_one in left.items() if is_one(part)]:
             readers.append(read)
             del left[read]

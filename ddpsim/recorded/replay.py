@@ -40,14 +40,14 @@ from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
 
 _Copies = tuple[int, str, int]
-_OWN = ("bucket_copy", "copy_back", "buffers")  # of DDP
+_DDP_WORKS = ("bucket_copy", "copy_back", "buffers")
 
 
 def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
     """Simulate the steps of a trace, or of a folder with one a rank, as they were recorded.
 
-    `settings` say as `--set` does what no trace tells. Raises ImportFailedError for traces that are
-    not of whole steps, and ScenarioError for settings that do not fit them.
+    `settings` state as `--set` does what no trace has. Raises ImportFailedError for traces that
+    are not of whole steps, and ScenarioError for settings that do not fit them.
     """
     traces = read_rank_traces(SourceFile(str(path), Path(path)))
     job = traced_job(traces)
@@ -61,7 +61,7 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
             document = document.changed([f"ddp.bucket_cap_mb={ddp.bucket_cap_mb}"])
             scenario = parse(document)
             resolved = resolve(scenario, document)
-    return _Replaying(traces, resolved).told(document, job.assumed)
+    return _Replaying(traces, resolved).side_by_side(document, job.assumed)
 
 
 def _check_micro_batches(traces: RankTraces, scenario: Scenario, document: Document) -> None:
@@ -77,13 +77,13 @@ def _check_micro_batches(traces: RankTraces, scenario: Scenario, document: Docum
 
 @dataclass(frozen=True)
 class _Replaying:
-    """Traces and the job that they tell."""
+    """Traces, and the job that they are of."""
 
     traces: RankTraces
     job: Job
 
-    def told(self, document: Document, assumed: tuple[str, ...]) -> Replay:
-        """Both side by side."""
+    def side_by_side(self, document: Document, assumed: tuple[str, ...]) -> Replay:
+        """The recorded steps and the simulated ones."""
         lanes = self._simulated()
         steps = [_steps(lane, late_ns) for lane, late_ns in zip(lanes, self._late_ns, strict=True)]
         recorded = list(self.traces.steps.values())
@@ -239,7 +239,7 @@ def _begun(step: Iterable[Instruction], micro_batches: Sequence[OwnOfDdp]) -> It
 def _with_own_copies(
     step: Sequence[Instruction], micro_batches: Sequence[OwnOfDdp], buckets: Sequence[Bucket]
 ) -> Iterator[Instruction]:
-    """A CPU's step in which DDP's copies take as long as was recorded, where that tells of all."""
+    """A CPU's step in which DDP's copies take as long as recorded, where all of them were."""
     recorded_s: dict[_Copies, float] = {}
     for number, batch in enumerate(micro_batches):
         recorded_s |= {(number, "buffers", place): each for place, each in enumerate(batch.buffers)}
@@ -278,21 +278,21 @@ def _with_own_host(step: Sequence[Instruction], recorded_ns: int) -> tuple[Instr
 
     The profiler slows it as it slows all that the host does.
     """
-    works = [i for i in step if isinstance(i, Compute) and i.kind in _OWN]
+    works = [i for i in step if isinstance(i, Compute) and i.kind in _DDP_WORKS]
     priced_ns = sum(each.host_ns for each in works)
     if not (priced_ns and recorded_ns):
         return tuple(step)
     times = recorded_ns / priced_ns
     return tuple(
         i._replace(host_ns=round(times * i.host_ns))
-        if isinstance(i, Compute) and i.kind in _OWN
+        if isinstance(i, Compute) and i.kind in _DDP_WORKS
         else i
         for i in step
     )
 
 
 def _steps(lane: RankTimeline, late_ns: int) -> list[Step]:
-    """Without what the rank waits for before it begins."""
+    """A rank's steps, without its wait before the first."""
     first, *others = steps_of(lane)
     return [replace(first, start_ns=late_ns), *others]
 
@@ -330,7 +330,7 @@ def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedK
 
 
 def _seen(traces: RankTraces) -> dict[int, KernelChoice]:
-    """Kernels of all-reduces by size, where both are told; the last one of each size."""
+    """Kernels of all-reduces by size, where a trace has both; the last one of each size."""
     seen = {}
     for step in (step for of_rank in traces.steps.values() for step in of_rank):
         for each in step.collectives:

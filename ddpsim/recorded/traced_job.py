@@ -60,7 +60,7 @@ def _options(traces: RankTraces) -> dict[str, Any]:
 
 
 def nccl_key(version: str | None) -> dict[str, str]:
-    """NCCL's version as a key of the cluster, if its tables are known."""
+    """NCCL's version as a key of the cluster, if ddpsim has its tables."""
     parts = (version or "").split(".")
     is_known = len(parts) in (2, 3) and all(part.isdecimal() for part in parts) and parts[0] == "2"
     return (
@@ -69,7 +69,7 @@ def nccl_key(version: str | None) -> dict[str, str]:
 
 
 def usual_layout(ranks: int) -> tuple[int, int]:
-    """Nodes and ranks of each: no trace tells."""
+    """Nodes, and ranks of each, which no trace has."""
     if ranks <= _GPUS_PER_NODE:
         return 1, ranks
     of_a_node = _GPUS_PER_NODE if ranks % _GPUS_PER_NODE == 0 else 1
