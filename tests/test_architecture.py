@@ -58,7 +58,6 @@ PARTICIPLES = frozenset(("told", "found", "known", "asked", "own", "said"))
 STILL_WITH_PARTICIPLES = (
     *("calibrate/capture/", "calibrate/fit/", "calibrate/measure/", "calibrate/validate/"),
     *("ddpsim/cluster/algorithms/", "ddpsim/cluster/nccl/", "ddpsim/engine/", "ddpsim/importers/"),
-    "ddpsim/report/",
 )
 # names that users read: a key of `ddpsim.sweep/1`
 PUBLIC = {("ddpsim/result/sweep.py", "own")}

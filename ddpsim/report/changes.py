@@ -46,8 +46,8 @@ def render_comparison(comparison: Comparison) -> Iterator[str]:
     yield from labelled("step", f"{step}   {spread}   {comparison.samples:,} samples")
     yield from warned(comparison.warnings)
     yield ""
-    known = [change for change in comparison.changes if not change.problem]
-    ordered = sorted(known, key=lambda change: (not change.fits, change.change_s))
+    possible = [change for change in comparison.changes if not change.problem]
+    ordered = sorted(possible, key=lambda change: (not change.fits, change.change_s))
     figures = f"{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
     rows = [(change.title, _row(change)) for change in ordered]
     yield from named_rows("option", rows, figures, _FIGURES)
@@ -59,11 +59,11 @@ def render_comparison(comparison: Comparison) -> Iterator[str]:
         f"from one source is wrong by the same factor in both; {_OWN_COSTS}",
     )
     yield from noted_noise(comparison.noise)
-    yield from settings_of_names((change.title, change.settings) for change in known)
-    if any(verdict(change).endswith("?") for change in known):
+    yield from settings_of_names((change.title, change.settings) for change in possible)
+    if any(verdict(change).endswith("?") for change in possible):
         yield from labelled("?", "the difference is not larger than what is uncertain about it")
-    yield from listed("note", by_text({change.title: change.note for change in known}))
-    yield from _new_warnings(known, comparison.warnings)
+    yield from listed("note", by_text({change.title: change.note for change in possible}))
+    yield from _new_warnings(possible, comparison.warnings)
     failed = {change.title: change.problem for change in comparison.changes if change.problem}
     yield from listed("impossible", by_text(failed))
 
@@ -135,16 +135,16 @@ def signed_bytes(size_bytes: int) -> str:
 
 def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:
     """What options warn of and the first does not, each once for all that differ in numbers."""
-    known = {_without_numbers(warning) for warning in first}
+    of_first = {_without_numbers(warning) for warning in first}
     options: dict[str, list[Change]] = {}
     for change in changes:
         for warning in change.warnings:
             options.setdefault(_without_numbers(warning), []).append(change)
     for words, warning_of in options.items():
-        if words not in known:
-            said = next(w for w in warning_of[0].warnings if _without_numbers(w) == words)
+        if words not in of_first:
+            text = next(w for w in warning_of[0].warnings if _without_numbers(w) == words)
             titles = "; ".join(change.title for change in warning_of)
-            yield from warned([f"{titles}: {said}"])
+            yield from warned([f"{titles}: {text}"])
 
 
 def _without_numbers(warning: str) -> str:

@@ -52,5 +52,5 @@ def _summary(table: CollectiveTable) -> Iterator[str]:
     if table.against is None:
         return
     errors = [abs(row.error) for row in table.rows if row.error is not None]
-    told = f"median error {median(errors):.1%}, worst {max(errors):.1%}"
-    yield f"# against {table.against}: {len(errors)} sizes, {told}"
+    spread = f"median error {median(errors):.1%}, worst {max(errors):.1%}"
+    yield f"# against {table.against}: {len(errors)} sizes, {spread}"

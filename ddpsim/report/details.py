@@ -106,8 +106,8 @@ def _layers(buckets: Sequence[BucketTimes]) -> list[tuple[str, ...]]:
 
 def _module(parameter: str) -> str:
     """Name of a parameter without "weight" or "bias"; a number is part of the module's."""
-    module, _, own = parameter.rpartition(".")
-    return module if module and not own.isdigit() else parameter
+    module, _, last = parameter.rpartition(".")
+    return module if module and not last.isdigit() else parameter
 
 
 def _in_room(names: Sequence[str], room: int) -> str:
@@ -160,16 +160,16 @@ def _start_up(start_up: StartUp | None) -> Iterator[str]:
     """What comes once, and is not part of the step."""
     if start_up is None:
         return
-    said = []
+    parts = []
     if start_up.broadcast_bytes and start_up.broadcast_s:
         sent = format_bytes(start_up.broadcast_bytes)
         took = format_duration(start_up.broadcast_s)
-        said.append(f"{sent} of parameters and buffers broadcast in {took}")
+        parts.append(f"{sent} of parameters and buffers broadcast in {took}")
     if start_up.communicator_s:
         low, high = map(format_duration, start_up.communicator_s)
-        said.append(f"NCCL's communicator in {low} to {high} (published for other clusters)")
-    if said:
-        yield from labelled("start-up", f"once, not in the step: {'; '.join(said)}")
+        parts.append(f"NCCL's communicator in {low} to {high} (published for other clusters)")
+    if parts:
+        yield from labelled("start-up", f"once, not in the step: {'; '.join(parts)}")
 
 
 def _estimate(estimate: Estimate) -> Iterator[str]:

@@ -76,17 +76,17 @@ def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _parts_of_steps(diagnosis: Diagnosis) -> Iterator[str]:
-    """What a line through two steps says: what each micro-batch or sample takes, and the rest."""
+    """Time of each micro-batch or sample, and of the rest, by a line through two steps."""
     for key, what in (("accumulation", "micro-batch"), ("batch", "sample")):
         counts = [getattr(each.measurement, key) for each in diagnosis.measured]
-        known = sorted(
+        steps = sorted(
             (count, each.measurement.seconds, each.predicted_s)
             for count, each in zip(counts, diagnosis.measured, strict=True)
             if count is not None and each.measurement.quantity == "step"
         )
-        if len(known) < 2 or known[0][0] == known[-1][0]:
+        if len(steps) < 2 or steps[0][0] == steps[-1][0]:
             continue
-        (few, *least), (many, *most) = known[0], known[-1]
+        (few, *least), (many, *most) = steps[0], steps[-1]
         each_s = [(b - a) / (many - few) for a, b in zip(least, most, strict=True)]
         rest_s = [max(0.0, a - few * s) for a, s in zip(least, each_s, strict=True)]
         yield from labelled("", _row(f"each {what}", *each_s))
@@ -95,12 +95,12 @@ def _parts_of_steps(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _facts(diagnosis: Diagnosis) -> Iterator[str]:
     """What logs and traces show, and whether the step is a normal one."""
-    said = [
+    rows = [
         f"{fact.name}: {fact.seen}, "
         f"{'as expected' if fact.seen == fact.expected else f'expected {fact.expected}'}"
         for fact in diagnosis.facts
     ]
-    yield from listed("seen", said)
+    yield from listed("seen", rows)
     if diagnosis.normal is not None and diagnosis.interval:
         interval = interval_in_words(diagnosis.interval)
         if diagnosis.normal:
@@ -116,10 +116,10 @@ def _what(measured: Measured) -> str:
     measurement = measured.measurement
     if measurement.size_bytes is not None:
         return f"all-reduce of {format_bytes(measurement.size_bytes)}"
-    said = [_MEASURED[measurement.quantity], f"{measurement.nodes} x {measurement.gpus_per_node}"]
-    said += [f"accumulation {measurement.accumulation}"] if measurement.accumulation else []
-    said += [f"batch {measurement.batch}"] if measurement.batch else []
-    return ", ".join(said)
+    parts = [_MEASURED[measurement.quantity], f"{measurement.nodes} x {measurement.gpus_per_node}"]
+    parts += [f"accumulation {measurement.accumulation}"] if measurement.accumulation else []
+    parts += [f"batch {measurement.batch}"] if measurement.batch else []
+    return ", ".join(parts)
 
 
 def _causes(diagnosis: Diagnosis) -> Iterator[str]:
@@ -133,18 +133,18 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
         if cause.predicts is None:
             yield from _below(_NOT_LISTED)
             continue
-        told = f"it predicts a step of {format_duration(cause.predicts.step_s)}"
+        step = f"it predicts a step of {format_duration(cause.predicts.step_s)}"
         if cause.mended_s:
             mended = format_duration(cause.mended_s)
-            yield from _below(f"{told}; without it this job would take {mended}")
+            yield from _below(f"{step}; without it this job would take {mended}")
         elif diagnosis.normal is not None:
-            yield from _below(f"{told}, not the measured one")
+            yield from _below(f"{step}, not the measured one")
         yield from _below(f"fix: {cause.remedy}")
     rest = diagnosis.causes[len(_shown(diagnosis)) :]
     share = sum(cause.probability for cause in rest)
     if share >= _WORTH_COUNTING:
-        said = f"{share:.0%} {counted(len(rest), 'other cause')}, in the table below and in --json"
-        yield from labelled(label, said)
+        text = f"{share:.0%} {counted(len(rest), 'other cause')}, in the table below and in --json"
+        yield from labelled(label, text)
 
 
 def _below(text: str) -> Iterator[str]:
@@ -163,8 +163,8 @@ def _check(diagnosis: Diagnosis) -> Iterator[str]:
     by_outcome: dict[str, list[str]] = {}
     for outcome in check.outcomes:
         if outcome.cause in named:
-            told = f"{_name(outcome.cause)} {outcome.probability:.0%}"
-            by_outcome.setdefault(outcome.shows, []).append(told)
+            cause = f"{_name(outcome.cause)} {outcome.probability:.0%}"
+            by_outcome.setdefault(outcome.shows, []).append(cause)
     for shows, causes in by_outcome.items():
         yield from _below(f"{shows}: {', '.join(causes)}")
 

@@ -41,11 +41,11 @@ def _next(learned: Sequence[Learned], scenario: str | None) -> Iterator[str]:
         times = ", ".join(dict.fromkeys(map(format_duration, steps_s)))
         yield f"{'':<12}steps differ ({times}): choose the job's own"
     step_s = steps_s[0] if steps_s and not differ else None
-    told = [each for each in learned if each.option]
-    # steps may differ, and NCCL's log has no step: its owner knows it
+    inputs = [each for each in learned if each.option]
+    # where steps differ, or only NCCL's log is there, the user fills in the step's time
     measured = format_duration(step_s) if step_s else "STEP TIME"
-    has_step = not steps_s and any(each.option == "--traces" for each in told)
+    has_step = not steps_s and any(each.option == "--traces" for each in inputs)
     options = [] if has_step else [f"--measured {shlex.quote(measured)}"]
-    options += [f"{each.option} {shlex.quote(each.file)}" for each in told]
-    if steps_s or told:
+    options += [f"{each.option} {shlex.quote(each.file)}" for each in inputs]
+    if steps_s or inputs:
         yield f"{'':<12}ddpsim diagnose {file} {' '.join(options)}"

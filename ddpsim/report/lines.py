@@ -104,7 +104,7 @@ def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool = True) ->
 
 def _clauses(text: str, most: int) -> str:
     """The first clauses that have room together, one at least."""
-    ends = [found.start() for found in re.finditer(r"[,;] ", text)]
+    ends = [end.start() for end in re.finditer(r"[,;] ", text)]
     fitting = [end for end in (*ends, len(text)) if end <= most]
     return text[: max(fitting, default=min((*ends, len(text))))]
 
@@ -131,12 +131,12 @@ def indented(text: str) -> Iterator[str]:
 
 
 def settings_of_names(rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Yields, below a table, the settings of its rows that their names do not tell.
+    """Yields, below a table, the settings of its rows that their names do not hold.
 
     Left out are options that a row's strategy shares with the scenario, or takes back.
     """
-    untold = {name: ", ".join(_untold(name, settings)) for name, settings in rows}
-    yield from listed("with", by_text(untold))
+    others = {name: ", ".join(_not_named(name, settings)) for name, settings in rows}
+    yield from listed("with", by_text(others))
 
 
 def by_text(texts: Mapping[str, str]) -> Iterator[str]:
@@ -155,14 +155,14 @@ def by_text(texts: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{'; '.join(of)}: {text}" for text, of in names.items() if text)
 
 
-def _untold(name: str, settings: Sequence[str]) -> Iterator[str]:
-    told = {name, *name.split(", ")}
+def _not_named(name: str, settings: Sequence[str]) -> Iterator[str]:
+    words = {name, *name.split(", ")}
     for setting in settings:
         key, _, value = setting.partition("=")
         section, _, inner = key.partition(".")
         last = inner.rpartition(".")[2]
         is_own = section == "ddp" and inner == last and inner not in _OF_ALL_STRATEGIES
-        if not (is_own or value == "default" or {setting, value, f"{last}={value}"} & told):
+        if not (is_own or value == "default" or {setting, value, f"{last}={value}"} & words):
             yield setting
 
 

@@ -26,7 +26,7 @@ def render_replay(replay: Replay) -> list[str]:
         *_terms(replay),
         "",
         *_collectives(replay),
-        *_said(replay),
+        *_findings(replay),
         *warned(replay.warnings),
     ]
 
@@ -67,15 +67,15 @@ def _collectives(replay: Replay) -> Iterator[str]:
     yield ""
 
 
-def _said(replay: Replay) -> Iterator[str]:
+def _findings(replay: Replay) -> Iterator[str]:
     if replay.straggler:
         rank, times = replay.straggler
         yield from labelled(
             "straggler", f"rank {rank} computes {times:.2f} x as long as the others"
         )
     if replay.interference:
-        said = f"the same work takes {replay.interference:.2f} x as long during a collective"
-        yield from labelled("slowed", said)
+        text = f"the same work takes {replay.interference:.2f} x as long during a collective"
+        yield from labelled("slowed", text)
     yield from listed("nccl", map(_kernel, replay.kernels[-_MOST_ROWS:]))
     error = replay.predicted_s / replay.traced_s - 1
     predicted = f"{format_duration(replay.predicted_s)} ({error:+.1%})"

@@ -124,7 +124,7 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
         yield from labelled("front +", text)
     if sweep.keeps_own and sweep.own.brief is not best.brief:
-        yield from labelled("keep", f"{_own(sweep)}: nothing here is {sweep.within:.1%} better")
+        yield from labelled("keep", f"{_as_is(sweep)}: nothing here is {sweep.within:.1%} better")
     yield from noted_noise(sweep.noise)
     if sweep.some_do_not_fit:
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
@@ -140,14 +140,14 @@ def _answer(sweep: Sweep) -> Iterator[str]:
 
 def _gain(sweep: Sweep, best: Point) -> str:
     """The best beside the scenario as it is."""
-    own, goal = sweep.own.brief, GOALS[sweep.goals[0]]
-    if own is None or best.brief is None or not goal.of(own):
+    brief, goal = sweep.own.brief, GOALS[sweep.goals[0]]
+    if brief is None or best.brief is None or not goal.of(brief):
         return ""
-    gain = goal.of(best.brief) / goal.of(own) - 1
-    return f": {gain:+.1%} beside {_own(sweep)}" if gain else f": {_own(sweep)}"
+    gain = goal.of(best.brief) / goal.of(brief) - 1
+    return f": {gain:+.1%} beside {_as_is(sweep)}" if gain else f": {_as_is(sweep)}"
 
 
-def _own(sweep: Sweep) -> str:
+def _as_is(sweep: Sweep) -> str:
     """The scenario without any setting of an axis."""
     fixed = "".join(f" --set {setting}" for setting in sweep.fixed)
     return f"the scenario{' with' if fixed else ' as it is'}{fixed}"

@@ -69,7 +69,6 @@ def render(
     buckets, collectives, every next step, and all of what the inputs and the interval rest on.
     """
     lines = [*_answer(result, verbose=verbose)]
-    told = [*_verdict(verdict, file, settings)] if verdict else []
     body = ["", *_breakdown(result), *(details.tables(result) if verbose else ("",))]
     if result.memory_bytes_per_gpu.fits:
         body += _memory(result)
@@ -78,7 +77,7 @@ def render(
     body += _next(result, file, settings, room)
     if not verbose:
         body.append(f"{'more':<12}--verbose: buckets, collectives, the source of every input")
-    return [*lines, *told, *body]
+    return [*lines, *(_verdict(verdict, file, settings) if verdict else ()), *body]
 
 
 def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
@@ -112,7 +111,7 @@ def _answer(result: Result, *, verbose: bool) -> Iterator[str]:
         yield from training_lines(result.training, result)
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     yield from _stragglers(result, _STRAGGLERS if verbose else 1)
-    yield from warned([said for said in result.warnings if OUT_OF_MEMORY not in said])
+    yield from warned([text for text in result.warnings if OUT_OF_MEMORY not in text])
 
 
 def _stragglers(result: Result, most: int) -> Iterator[str]:

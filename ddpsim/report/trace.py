@@ -183,11 +183,11 @@ class Traced:
 
     def _steps(self, rank: int, origin_ns: int) -> list[Step]:
         """The steps shown; those after the last one in the timeline are the same again."""
-        known = steps_of(self.timeline.ranks[rank])
-        last = len(known) - 1
+        steps = steps_of(self.timeline.ranks[rank])
+        last = len(steps) - 1
         return [
-            known[min(number, last)].moved(
-                max(0, number - last) * known[last].length_ns - origin_ns
+            steps[min(number, last)].moved(
+                max(0, number - last) * steps[last].length_ns - origin_ns
             )
             for number in self.steps
         ]
@@ -293,8 +293,8 @@ class _Lanes:
     @cached_property
     def comm(self) -> list[CommSpan]:
         """The collectives that took time, in the order in which the rank joined them."""
-        found = (span for step in self.steps for span in step.comm if span.end_ns > span.joined_ns)
-        return sorted(found, key=lambda span: span.joined_ns)
+        spans = (span for step in self.steps for span in step.comm if span.end_ns > span.joined_ns)
+        return sorted(spans, key=lambda span: span.joined_ns)
 
     @cached_property
     def threaded(self) -> list[tuple[int, CommSpan]]:
@@ -313,9 +313,9 @@ class _Lanes:
             copies = [s.start_ns for s in step.compute if s.kind == "copy_back"]
             reduced = (s for s in step.comm if s.bucket >= 0)
             buckets = sorted(reduced, key=lambda s: (s.number, s.bucket))
-            # copies that take no time are not there; then nobody knows whose the others are
-            told = copies if len(copies) == len(buckets) else [None] * len(buckets)
-            for span, copy_ns in zip(buckets, told, strict=True):
+            # copies that take no time are missing: the others' buckets are then unknown
+            starts_ns = copies if len(copies) == len(buckets) else [None] * len(buckets)
+            for span, copy_ns in zip(buckets, starts_ns, strict=True):
                 before = bisect_right(works, (span.ready_ns, span.ready_ns))
                 if before and span in threads:
                     yield _Arrow(works[before - 1][1], threads[span], span, copy_ns)

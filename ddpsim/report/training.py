@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def step_in_words(training: Training) -> str:
     """`1,024 samples a step, 130,000 tokens/s, MFU 8.9%`."""
     tokens, mfu = training.tokens_per_s, training.mfu
-    found = [
+    parts = [
         f"{training.global_batch:,} samples a step",
         *([f"{format_number(tokens)} tokens/s"] if tokens else []),
         *([f"MFU {format_percent(mfu)}"] if mfu else []),
     ]
-    return ", ".join(found)
+    return ", ".join(parts)
 
 
 def training_lines(training: Training, result: Result) -> Iterator[str]:
@@ -88,13 +88,13 @@ def learning_rate_in_words(rate: LearningRate, global_batch: int) -> str:
     linear, root = f"x {rate.times_linear:.3g}", f"x {rate.times_square_root:.3g}"
     if rate.linear is not None and rate.square_root is not None:
         linear, root = f"{rate.linear:.3g} ({linear})", f"{rate.square_root:.3g} ({root})"
-    said = (
+    rules = (
         f"learning rate for {global_batch:,} samples in place of {rate.base_batch:,}: {linear} by "
         f"the linear rule (Goyal et al. 2017), {root} by the square root"
     )
     if rate.warmup_steps is None:
-        return f"{said}; with warm-up"
-    return f"{said}; warm-up over {counted(rate.warmup_steps, 'step')}"
+        return f"{rules}; with warm-up"
+    return f"{rules}; warm-up over {counted(rate.warmup_steps, 'step')}"
 
 
 def samples_lines(plan: CapacityPlan) -> Iterator[str]:

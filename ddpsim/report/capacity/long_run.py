@@ -31,8 +31,8 @@ def failure_lines(run: LongRun | None) -> Iterator[str]:
     """How often a job is stopped, what of its time is useful, what would help, as text."""
     if run is None:
         return
-    for label, said in failure_rows(run):
-        yield from labelled(label, said)
+    for label, text in failure_rows(run):
+        yield from labelled(label, text)
     if rows := remedy_rows(run):
         yield from columns("would help", rows, whole=True)
 
@@ -80,16 +80,16 @@ def _failures(run: LongRun) -> str:
 def _checkpoints(run: LongRun) -> str:
     if run.checkpoint_every is None or run.interval_s is None:
         return "none: each failure starts the work anew (workload.checkpoint_write)"
-    said = f"every {run.checkpoint_every:,} steps, {format_long_duration(run.interval_s)} of steps"
+    text = f"every {run.checkpoint_every:,} steps, {format_long_duration(run.interval_s)} of steps"
     if run.daly_interval_s is None:
-        return said
-    return f"{said}; the best by Daly (2006) is {format_long_duration(run.daly_interval_s)}"
+        return text
+    return f"{text}; the best by Daly (2006) is {format_long_duration(run.daly_interval_s)}"
 
 
 def source_lines(run: LongRun | None) -> Iterator[str]:
     """Which inputs nobody stated, and what the published ones are, as text."""
-    for label, said in source_rows(run) if run else ():
-        yield from labelled(label, said)
+    for label, text in source_rows(run) if run else ():
+        yield from labelled(label, text)
 
 
 def source_rows(run: LongRun) -> list[tuple[str, str]]:

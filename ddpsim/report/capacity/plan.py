@@ -79,10 +79,10 @@ def size_in_words(size: Capacity) -> str:
 def _costs(plan: CapacityPlan, size: Capacity) -> str:
     """`21.3 h, 511 GPU-hours, 1,278 USD`."""
     hours, cost = size.billed
-    said = f"{format_long_duration(size.calendar_s[0])}, {format_number(hours)} GPU-hours"
+    costs = f"{format_long_duration(size.calendar_s[0])}, {format_number(hours)} GPU-hours"
     if cost is None or not plan.price:
-        return said
-    return f"{said}, {format_number(cost)} {plan.price.currency}"
+        return costs
+    return f"{costs}, {format_number(cost)} {plan.price.currency}"
 
 
 def _cost_edges(plan: CapacityPlan) -> str:
@@ -208,15 +208,15 @@ def _knee(plan: CapacityPlan) -> Iterator[str]:
             yield from labelled("knee", unknown)
             return
         last = counted(max(doublings), "GPU")
-        said = f"none up to {last}: all doublings that were tried{fitting} give at least {meaning}"
-        yield from labelled("knee", said)
+        text = f"none up to {last}: all doublings that were tried{fitting} give at least {meaning}"
+        yield from labelled("knee", text)
         return
     doubled = next(size for size in plan.sizes if size.gpus == 2 * plan.knee_gpus)
-    said = (
+    text = (
         f"{counted(plan.knee_gpus, 'GPU')}: the doubling to {doubled.gpus:,} is the first to give "
         f"less than {meaning} ({doubled.marginal_efficiency:.0%})"
     )
-    yield from labelled("knee", said)
+    yield from labelled("knee", text)
 
 
 def _next_doubling(twice: NextDoubling | None) -> Iterator[str]:
@@ -230,16 +230,16 @@ def _next_doubling(twice: NextDoubling | None) -> Iterator[str]:
         f"twice the GPUs ({twice.gpus:,}) give {twice.efficiency:.0%} of twice the throughput{more}"
     )
     if twice.efficiency >= KNEE_EFFICIENCY:
-        said = f"{gives}: worth it with this network"
+        text = f"{gives}: worth it with this network"
     elif twice.needed_speedup is None:
-        said = f"{gives}; {_no_network(twice)}"
+        text = f"{gives}; {_no_network(twice)}"
     else:
-        said = f"{gives}; {_needed(twice)} would make it {twice.needed_efficiency:.0%}"
+        text = f"{gives}; {_needed(twice)} would make it {twice.needed_efficiency:.0%}"
         if twice.gain_without_doubling:
-            said += (
+            text += (
                 f", and alone, without more GPUs, the throughput {twice.gain_without_doubling:+.0%}"
             )
-    yield from labelled("network", said)
+    yield from labelled("network", text)
     if twice.gain_without_network_time >= _WORTH_SAYING:
         more = f"{twice.gain_without_network_time:.0%} more throughput"
         yield from labelled("", f"if the network took no time, the answer's GPUs would have {more}")
@@ -374,20 +374,20 @@ def _held(plan: CapacityPlan) -> str:
     first, last = plan.sizes[0], plan.sizes[-1]
     if plan.scaling == "strong":
         split = len({size.accumulation_steps for size in plan.sizes}) > 1
-        said = (
+        batch = (
             f"the global batch of {first.global_batch:,} samples (strong scaling): "
             f"{_per_rank(first)} to {_per_rank(last)} a rank"
         )
-        return f"{said}, in as many micro-batches as memory needs" if split else said
+        return f"{batch}, in as many micro-batches as memory needs" if split else batch
     if first is last:
         return f"{_per_rank(first)} samples a rank, a global batch of {first.global_batch:,}"
-    said = (
+    batch = (
         f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
         f"{first.global_batch:,} to {last.global_batch:,}"
     )
     if plan.critical_batch is not None or plan.steps_by_batch:
-        return said
-    return f"{said}, and what that does to convergence is not modelled (--global-batch N holds it)"
+        return batch
+    return f"{batch}, and what that does to convergence is not modelled (--global-batch N holds it)"
 
 
 def _per_rank(size: Capacity) -> str:

@@ -41,11 +41,11 @@ def render_strategies(
     `plans`: its name, its plan or the problem, and its settings.
     `file` and `settings` as the user gave them.
     """
-    known = [(name, plan) for name, plan, *_ in plans if plan]
-    first = known[0][1]
+    possible = [(name, plan) for name, plan, *_ in plans if plan]
+    first = possible[0][1]
     currency = f"{first.price.currency[:9]:>10}" if first.price else ""
     head = f"{'GPUs':>7}{'time':>11}{'GPU-hours':>11}{currency}{'memory':>14}"
-    rows = [(name, _strategy_row(plan)) for name, plan in known]
+    rows = [(name, _strategy_row(plan)) for name, plan in possible]
     lines = [*labelled("strategies", _on_which_gpus(first)), ""]
     lines += named_rows("strategy", rows, head, len(head))
     lines += settings_of_names((name, of) for name, plan, _, of in plans if plan)

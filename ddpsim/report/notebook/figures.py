@@ -52,8 +52,8 @@ def figure_of(answer: Drawn) -> Figure:
             drawn = next(charts.plan_charts(answer)).figure
         case _:
             raise TypeError(f"{type(answer).__name__} has no figure")
-    found: dict[str, Any] = _coloured(drawn)
-    return Figure(found["data"], found["layout"] | {"title": {"text": charts.shown(name)}})
+    drawn = _coloured(drawn)
+    return Figure(drawn["data"], drawn["layout"] | {"title": {"text": charts.shown(name)}})
 
 
 def _step_figure(result: Result) -> dict[str, Any]:

@@ -54,33 +54,33 @@ def figure(
     **layout: Any,
 ) -> dict[str, Any]:
     """What plotly draws between two axes, with a legend below where there is something to tell."""
-    own = {"height": height, "legend": _LEGEND_BELOW, "xaxis": x, "yaxis": y}
-    return {"data": list(data), "layout": own | layout}
+    usual = {"height": height, "legend": _LEGEND_BELOW, "xaxis": x, "yaxis": y}
+    return {"data": list(data), "layout": usual | layout}
 
 
 def points(
     name: str, x: Sequence[Any], y: Sequence[Any], says: str, **options: Any
 ) -> dict[str, Any]:
     """Points with lines between them, or as `mode` says; `says`: what hovering over one shows."""
-    own: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "marker": {"size": 8}}
-    own |= {"hovertemplate": f"{says}<extra></extra>"} if says else {}
-    return own | {"name": name, "x": x, "y": y} | options
+    usual: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "marker": {"size": 8}}
+    usual |= {"hovertemplate": f"{says}<extra></extra>"} if says else {}
+    return usual | {"name": name, "x": x, "y": y} | options
 
 
 def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
     """Steps over the values of the first axis, a line for all else that is the same."""
     keys = ", ".join(sweep.axes[0][0]) if sweep.axes else "no axis"
     hollow = "; hollow ones do not fit in memory" if sweep.some_do_not_fit else ""
-    known = sum(1 for point in sweep.points if point.interval_s)
-    of = "Bars are 80 % intervals" if known else "No interval can be had"
-    some = f" of {known} points" if 0 < known < len(sweep.points) else ""
+    count = sum(1 for point in sweep.points if point.interval_s)
+    of = "Bars are 80 % intervals" if count else "No interval can be had"
+    some = f" of {count} points" if 0 < count < len(sweep.points) else ""
     yield Chart("sweep", f"Step by {keys}", f"{of}{some}{hollow}.", _sweep_figure(sweep))
 
 
 def comparison_charts(comparison: Comparison) -> Iterator[Chart]:
     """The changes that can be had, the fastest on top."""
-    known = [change for change in comparison.changes if not change.problem]
-    drawn = _changes_figure(sorted(known, key=lambda change: change.change_s))
+    possible = [change for change in comparison.changes if not change.problem]
+    drawn = _changes_figure(sorted(possible, key=lambda change: change.change_s))
     against = f" against {comparison.baseline}" if comparison.baseline else ""
     yield Chart("changes", f"Change of the step{against}", _VERDICTS, drawn)
 
@@ -89,10 +89,10 @@ def tuning_charts(tuning: Tuning, caps: Comparison | None = None) -> Iterator[Ch
     """What pick and fastest bring, then `caps`: each with the other options of the pick."""
     chosen = list({each.title: each for each in (tuning.pick, tuning.fastest)}.values())
     yield Chart("pick", "Change of the step by the choice", _VERDICTS, _changes_figure(chosen))
-    known = [change for change in caps.changes if not change.problem] if caps else []
+    possible = [change for change in caps.changes if not change.problem] if caps else []
     words = f"Each cap, MiB, with the other options of the choice. {_VERDICTS}"
-    if known:
-        yield Chart("caps", "Change of the step by bucket cap", words, _changes_figure(known))
+    if possible:
+        yield Chart("caps", "Change of the step by bucket cap", words, _changes_figure(possible))
 
 
 def plan_charts(plan: CapacityPlan) -> Iterator[Chart]:
@@ -129,9 +129,9 @@ def sensitivity_figure(entries: Sequence[Sensitivity]) -> dict[str, Any]:
 
 def diagnosis_figure(diagnosis: Diagnosis) -> dict[str, Any]:
     """A bar a cause that is worth saying: its probability in percent."""
-    found = [each for each in diagnosis.causes if each.probability >= WORTH_SAYING]
-    values = [each.probability * 100 for each in found]
-    return _bars([each.text for each in found], values, "probability, %", "--backward")
+    likely = [each for each in diagnosis.causes if each.probability >= WORTH_SAYING]
+    values = [each.probability * 100 for each in likely]
+    return _bars([each.text for each in likely], values, "probability, %", "--backward")
 
 
 def edges(
@@ -141,8 +141,7 @@ def edges(
 
     A value without bounds has no bar.
     """
-    known = [both or (value, value) for value, both in zip(values, bounds, strict=True)]
-    pairs = list(zip(values, known, strict=True))
+    pairs = [(value, both or (value, value)) for value, both in zip(values, bounds, strict=True)]
     return {
         "type": "data",
         "symmetric": False,

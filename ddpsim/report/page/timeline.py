@@ -75,9 +75,9 @@ def _rival(rival: Rival) -> dict[str, Any]:
 
 def _collective(comm: DrawnCollective) -> dict[str, Any]:
     """Fields of a collective, with those of its span beside them."""
-    own = asdict(comm)
-    del own["span"]
-    return own | comm.span._asdict()
+    fields = asdict(comm)
+    del fields["span"]
+    return fields | comm.span._asdict()
 
 
 def rank_options(board: Storyboard) -> list[tuple[str, str]]:

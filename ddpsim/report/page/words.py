@@ -95,19 +95,19 @@ def spoken(choice: CapChoice) -> str:
     return f"{choice.words}: step {step}, {exposed} of communication exposed"
 
 
-def against(choice: CapChoice, own: Result) -> str:
+def against(choice: CapChoice, baseline: Result) -> str:
     """A choice's step beside the scenario's own."""
-    mean_s, own_s = choice.result.iteration_time_s.mean, own.iteration_time_s.mean
-    if format_duration(mean_s) == format_duration(own_s):
+    mean_s, base_s = choice.result.iteration_time_s.mean, baseline.iteration_time_s.mean
+    if format_duration(mean_s) == format_duration(base_s):
         return "The step is as long as the scenario's own."
-    longer = "longer" if mean_s > own_s else "shorter"
-    by = f"{format_duration(abs(mean_s - own_s))} ({abs(mean_s / own_s - 1):.1%})"
+    longer = "longer" if mean_s > base_s else "shorter"
+    by = f"{format_duration(abs(mean_s - base_s))} ({abs(mean_s / base_s - 1):.1%})"
     return f"The step is {by} {longer} than the scenario's own."
 
 
-def new_warnings(result: Result, own: Result) -> str:
-    """What is to be said of a choice that the page's head has not said."""
-    return "; ".join(warning for warning in result.warnings if warning not in own.warnings)
+def new_warnings(result: Result, baseline: Result) -> str:
+    """Warnings of a choice that the scenario, at the head of the page, does not have."""
+    return "; ".join(warning for warning in result.warnings if warning not in baseline.warnings)
 
 
 def sweep_words(board: Storyboard) -> str:
