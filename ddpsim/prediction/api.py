@@ -175,9 +175,9 @@ def observe(
 ) -> Timeline:
     """The lanes of some ranks, and of the slowest one, in the run that `simulate` sums up.
 
-    Its first `warmup` steps are not steady; steps that repeat are there once. `observe_message`
-    hears of every message of every collective, in the order of their ends, for which the plain
-    model simulates every rank: a job of many ranks takes long. Raises ScenarioError as `simulate`,
+    Its first `warmup` steps are not steady; steps that repeat are there once. `observe_message` is
+    called with every message of every collective, in the order of their ends. The plain model then
+    simulates every rank, which takes long where there are many. Raises ScenarioError as `simulate`,
     and ValueError for a rank that does not exist.
     """
     scenario = scenario_of(scenario)
@@ -219,7 +219,7 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
     scenario, causes = job.scenario, list(stragglers(job))
 
     def cost_s(part: str, key: str) -> float:
-        """Run the whole again without what varies over time."""
+        """Run the job again without one cause; what the step gains is its cost."""
         calm = resolve(scenario.having(part, **{key: None}), parts=job.parts_for_another)
         without = run(calm.request(), engine)
         return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
@@ -233,7 +233,7 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
 
 
 def summed_up(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    """What a run says by itself: without an interval, and what rests on other runs."""
+    """Sum up one run: a result without what needs other runs, such as the interval."""
     scenario, strategy, naive = job.scenario, job.program.strategy, job.baselines()
     context = Context(
         samples_per_rank=scenario.samples_per_rank,
@@ -290,7 +290,7 @@ def _limit_of(job: Job, collective: CommSpan) -> str:
 def _estimate(
     job: Job, result: Result, interval: PredictionInterval, terms: Mapping[str, Uncertainty]
 ) -> Estimate | None:
-    """Tells how sure a step is whose device's and host's work is estimated."""
+    """What an estimated step waits for, and its interval if a step were measured."""
     if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
         return None
     share, sigma = job.host_share, terms["compute"].sigma

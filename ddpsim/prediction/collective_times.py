@@ -33,7 +33,7 @@ _PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
 
 
 def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
-    """A scenario for the sake of its cluster, whose other sections may be left out.
+    """Load a scenario of which only the cluster counts; other sections may be left out.
 
     A file may also be the cluster section alone. Raises ScenarioError with all problems.
     """
@@ -52,7 +52,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
 
 
 def _with_cluster(document: Document) -> Document:
-    """A cluster section that stands alone, as that of a scenario; anything else stays as it is."""
+    """Make a cluster section that stands alone that of a document; others stay as they are."""
     names = {field.alias or name for name, field in Cluster.model_fields.items()}
     if not document.data or not names.issuperset(document.data):
         return document
@@ -88,8 +88,8 @@ def collective_table(
 ) -> CollectiveTable:
     """Time and bandwidths of each size, when all ranks begin together and nothing else is sent.
 
-    `against`: a log of the same ranks, whose sizes are then taken (those of `sizes_bytes` if any
-    are given) and whose times stand beside ours. Raises InputError where it does not fit.
+    `against`: a log of the same ranks. Its times stand beside the predicted ones, at its sizes: at
+    those in `sizes_bytes`, if any are given. Raises InputError where it does not fit.
     """
     cluster = scenario.cluster
     if cluster.world_size == 1:

@@ -113,12 +113,12 @@ class _Way:
         return f"{', '.join(others)} and {last}" if others else last
 
     def as_next_step(self) -> NextStep:
-        """Tells of a way that fits."""
+        """Describe a way that fits."""
         needs, step = format_bytes(self.needs_bytes), format_duration(self.step_s)
         return NextStep(f"fits with {self._changes}: {needs}, {step} a step", self.settings)
 
     def as_least(self) -> NextStep:
-        """Tells of a way that does not fit either."""
+        """Describe a way that does not fit either."""
         needs, device = format_bytes(self.needs_bytes), format_bytes(self.device_bytes)
         why = f"does not fit even with {self._changes}: {needs} of {device}"
         return NextStep(why, self.settings)
@@ -130,7 +130,7 @@ _Change = Callable[[_Way], _Way | None]
 def _combinations(job: Job, *, same_strategy: bool) -> Iterator[list[Sequence[_Change]]]:
     """All ways of one change, then all of two, ...; the split comes last, as it fills what is left.
 
-    Compute is known for other batches and with checkpoints only where it is estimated.
+    Checkpoints and other batches are tried only where compute is estimated: none were measured.
     """
     estimated = job.model.basis == "roofline"
     groups: list[tuple[_Change, ...]] = [(_bucket_view,)]
@@ -175,7 +175,7 @@ def _zero1(way: _Way) -> _Way | None:
 
 
 def _fully_shard(way: _Way) -> _Way | None:
-    """Options of DDP, which fully_shard has not, would have to go: then it is not tried."""
+    """fully_shard, unless the scenario has options of DDP that fully_shard lacks."""
     ddp = way.scenario.ddp
     usual = Ddp(**{key: getattr(ddp, key) for key in _KEPT})
     refused = way.scenario.workload.sync_batch_norm or ddp.is_torch_1
@@ -190,7 +190,7 @@ def _fully_shard(way: _Way) -> _Way | None:
 
 
 def _reduces_each(way: _Way) -> _Way | None:
-    """No whole gradients between micro-batches, where their shards stay on the GPU."""
+    """Gradients reduced each micro-batch, so that a GPU keeps only its shard between them."""
     ddp, is_one = way.scenario.ddp, way.scenario.workload.batch_per_rank == 1
     if not ddp.no_sync or ddp.host_copies or (ddp.accumulation_steps == 1 and is_one):
         return None
@@ -199,7 +199,7 @@ def _reduces_each(way: _Way) -> _Way | None:
 
 
 def _offload(way: _Way) -> _Way | None:
-    """Shards, gradients and optimizer on the host, where nothing else would have to run there."""
+    """Shards, gradients and optimizer on the host, unless other work would then run there too."""
     scenario, ddp = way.scenario, way.scenario.ddp
     needs_gpu = scenario.workload.clip_grad_norm or scenario.workload.scales_loss
     adds_there = ddp.accumulation_steps > 1 and not ddp.no_sync

@@ -3,10 +3,10 @@
 Each input's standard deviation is measured where it could be and a stated assumption where not
 (docs/explanation/accuracy.md). Inputs move the step on their own: the scenario is run
 again with each one low and high, without jitter, and the differences add in quadrature.
-What is not modelled can only lengthen a step, and widens the interval upwards: interference of gloo
-with compute that was not calibrated, by what was seen on a testbed; ranks, hosts and loaders that
-are taken as equal, by what published jobs take longer than one GPU says. Of these half are slower
-by `usual`, which is added as it is, and what the others take more adds in quadrature.
+What is not modelled can only lengthen a step, and widens the interval upwards: gloo's interference
+with compute where it was not calibrated, as seen on a testbed; ranks, hosts and loaders taken as
+equal, by how much longer published jobs take than one GPU says. Half of the jobs lose at most
+`usual`, which is added as it is; what the others lose beyond it adds in quadrature.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def prediction_interval(
     """The 80 % interval around a mean step.
 
     `step_s` simulates the step, with `compute`, `host`, `network`, `data`, `interference`,
-    `interference_exponent` or `overheads` stretched by a factor; `uncertainties` are those terms'.
-    `lengthening`: what can only lengthen it. `spread_s` is p10 and p90 over iterations.
+    `interference_exponent` or `overheads` stretched by a factor; `uncertainties` has those terms.
+    `lengthening`: sources that only lengthen it. `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s()
     sources = [
@@ -152,7 +152,7 @@ def variants(uncertainties: Mapping[str, Uncertainty]) -> Iterator[dict[str, flo
 
 
 def _both_short(uncertainties: Mapping[str, Uncertainty]) -> dict[str, float]:
-    """Each as far from its middle as makes their joint chance that of one at its edge."""
+    """Factors that shorten both, together as likely as one of them alone at its edge."""
     return {term: edges(uncertainties[term])[0] ** sqrt(0.5) for term in ("compute", "host")}
 
 
@@ -162,10 +162,10 @@ def _as_device_or_host(
     uncertainties: Mapping[str, Uncertainty],
     scale: float,
 ) -> list[IntervalSource]:
-    """A step that waits for its device or its host, whichever is later, shortens by both alone.
+    """Widen compute and host downwards, where a step waits for whichever of the two is later.
 
-    Where they tie neither would by itself. Both at once are shortened; what is more than the two by
-    themselves is divided.
+    Where they tie, the step shortens only if both do. What both gain together beyond what each
+    gains alone is divided between them.
     """
     if not uncertainties.keys() >= _BOTH:
         return sources
@@ -181,9 +181,9 @@ def _as_device_or_host(
 
 
 def if_measured(mean_s: float, interval: PredictionInterval, sigma: float) -> tuple[float, float]:
-    """The edges that are left where a measured step replaces an estimate of this deviation.
+    """The interval's edges if a measured step replaced an estimate with the deviation `sigma`.
 
-    The compute's effect shrinks as its deviation does, and the host's is part of the measurement.
+    The effect of compute shrinks as its deviation does; the measurement has the host's.
     """
     measured, estimated = edges(COMPUTE["measured"]), edges(Uncertainty(sigma, ""))
     low, high = ((1 - m) / (1 - e) for m, e in zip(measured, estimated, strict=True))

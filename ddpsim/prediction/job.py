@@ -81,7 +81,7 @@ class Job:
 
     @property
     def parts_for_another(self) -> Parts | None:
-        """What a job that answers another question may be built from."""
+        """The parts from which a job of another question may be built."""
         return self.parts and self.parts.of_another_question()
 
     def step_s(self, **factors: float) -> float:
@@ -97,7 +97,7 @@ class Job:
         return [known_s[each] for each in keys]
 
     def exposed_s(self, **factors: float) -> float:
-        """Exposed communication of one such step, on the slowest rank."""
+        """Exposed communication of the step of `step_s`, on the slowest rank."""
         key, known_s = stretching(factors), self.known_exposed_s
         if key not in known_s:
             known_s[key] = run_many([self.calm_request(**factors)])[0].exposed_s
@@ -169,7 +169,7 @@ class Job:
         )
 
     def request(self) -> Request:
-        """What to simulate."""
+        """The whole run, with noise, as the engine takes it."""
         cluster, run_options, program = self.scenario.cluster, self.scenario.run, self.program
         ranks, iterations, warmup = cluster.world_size, program.iterations, program.warmup
         stalls = draw_stalls(run_options, ranks, iterations, warmup)
@@ -188,7 +188,7 @@ class Job:
         )
 
     def _kept_deviations(self, ranks: int, iterations: int, warmup: int) -> KeptDeviations | None:
-        """Deviations that are kept; None where steps are alike, or no network is known uneven."""
+        """How unevenly transfers slow compute; None where steps are alike, or without a spread."""
         cost = self.network.cost
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
@@ -228,7 +228,7 @@ class Job:
 
     @property
     def host_share(self) -> float:
-        """The host's time for a steady step, of the device's work in it."""
+        """The host's time for a steady step over the device's."""
         works = [work for step in self.program.steady_period for work in step.works]
         device_ns = sum(work.device_ns for work in works)
         return sum(work.host_ns for work in works) / device_ns if device_ns else inf

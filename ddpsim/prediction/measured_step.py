@@ -19,7 +19,7 @@ _OF_A_STEP = (
 
 
 def as_stated(document: Document) -> Scenario | None:
-    """The scenario without `--set`; None where there are none, or it needs them to be whole."""
+    """The scenario without its `--set`; None where there is none, or it is invalid without."""
     try:
         return None if document.stated is None else parse(document.stated)
     except ScenarioError:

@@ -134,7 +134,7 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
 
 
 def _noise(scenario: Scenario) -> str | None:
-    """What takes a scenario's noise away; a jitter of zero also that of a profile."""
+    """The setting that removes a scenario's noise; a jitter of zero removes a profile's too."""
     if scenario.cluster.stragglers:
         return "cluster.stragglers=null"
     if scenario.run.stalls:
@@ -188,7 +188,7 @@ def _best(trials: _Trials, changes: Sequence[_Change]) -> Iterator[_Change]:
 
 
 def _less_communication(trials: _Trials) -> Iterator[_Change]:
-    """What leaves the global batch as it is first, of that what helps most."""
+    """Changes that keep the global batch, those that help most first; then larger batches."""
     job = trials.job
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")

@@ -41,14 +41,14 @@ _SHARD_THE_OPTIMIZER = (
 def on_one_rank(program: Program, *, tells: bool = True) -> Timeline:
     """Steady steps of a rank that is alone, and never waits for data.
 
-    Without `tells` the timeline may lack all but when steps begin and end.
+    Without `tells` the timeline may hold only the moments at which steps begin and end.
     """
     alone = Request(replace(program, loader=None, iterations=2), SingleRankCost(), 1)
     return run_settled(settled(alone), tells=tells).timeline
 
 
 def as_measured(ddp: Ddp) -> Ddp:
-    """The options under which a step with DDP on one device is measured: no choices to tune."""
+    """The options with which a step under DDP on one device is measured: none is tuned."""
     return ddp.having(
         strategy="ddp",
         zero1=None,
@@ -112,9 +112,9 @@ def _crossing(step_s: Callable[[float], float], wanted_s: float, low: float, hig
 def baselines(job: Job) -> Baselines:
     """Seconds of a step by compute alone, with all communication after it, and with all hidden.
 
-    No step is shorter than the last: a host that is behind its device catches up while that waits,
-    so what communication adds is counted from the device's own step, without its host. An optimizer
-    that runs beside the backward is hidden too.
+    The last is the least a step can take. A host that is behind catches up while its device waits
+    for communication, so what that adds is counted from a step without the host. An optimizer that
+    runs beside the backward is hidden too.
     """
     optimizer, ddp = _of_a_rank(job), job.scenario.ddp
     bare = _timeline(job, optimizer)
@@ -137,7 +137,7 @@ def baselines(job: Job) -> Baselines:
 def bare_timeline(job: Job, compute: float = 1.0, host: float = 1.0) -> Timeline:
     """The step of one device, without DDP and without a loader, and with a rank's own optimizer.
 
-    `compute` and `host`: how many times as long the model's work takes, and all that the host does.
+    `compute` and `host`: factors on the model's work, and on all that the host does.
     """
     return _timeline(job, _of_a_rank(job), compute, host)
 
@@ -173,7 +173,7 @@ def _of_a_rank(job: Job) -> Work:
 
 
 def _optimizer(program: Program) -> Work:
-    """What a rank's optimizer takes in a steady step."""
+    """The work of a rank's optimizer in a steady step."""
     every = (work for step in program.steady_period for work in step.works)
     works = [work for work in every if work.kind == "optimizer"]
     steps = program.strategy.period * NS_PER_S

@@ -156,7 +156,7 @@ def _shards(scenario: Scenario) -> tuple[int, ...] | None:
 
 
 def _overlapped(ddp: Ddp) -> tuple[object, ...]:
-    """What the parts of the optimizer depend on where they are those of DDP's buckets."""
+    """What the optimizer's parts depend on where each belongs to a bucket; else nothing."""
     return (ddp.zero1, ddp.bucket_cap_mb, ddp.bucket_order) if ddp.overlaps_optimizer else ()
 
 

@@ -57,9 +57,9 @@ def compile_program(
     """The loop that a scenario's ranks run; with `ddp` False, the same module on one device.
 
     `warmup`: steps of warm-up on one device; None: as many as with DDP.
-    `evaluates`: its batches without gradients, in place of its steps.
-    `overheads`: DDP's own cost where it was measured; `ddp_factor`: all of it takes so many times
-    as long; `host_factor`: so does everything that the host does.
+    `evaluates`: the loop of an evaluation, whose batches have no gradients.
+    `overheads`: DDP's own cost where it was measured; `ddp_factor` multiplies all of it;
+    `host_factor` multiplies everything that the host does.
     """
     context = StrategyContext(scenario, model, overheads, ddp_factor, host_factor)
     if ddp:
@@ -126,7 +126,7 @@ def mfu_of(scenario: Scenario, model: Model, step_s: float) -> float | None:
 
 
 def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator[str]:
-    """What does not go with a device: another machine, or more than its peak."""
+    """Warns of a machine with another device, of NICs left out, and of more than the peak."""
     cluster = scenario.cluster
     if cluster.machine and are_other_devices(cluster.machine.device, cluster.device.name):
         yield (
@@ -148,7 +148,7 @@ def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator
 
 
 def _one_nic_of_many(cluster: Cluster) -> Iterator[str]:
-    """A NIC as fast as each of a device's usual machine, or a tenth of what such nodes have."""
+    """Warns of one stated NIC for many GPUs where the device's usual machine has several."""
     stated, usual = cluster.inter_node, cluster.device.inter_node
     link = cluster.link("inter_node")
     if cluster.machine or cluster.nodes == 1 or not (stated and usual):
@@ -188,7 +188,7 @@ def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
 
 
 def pauses_of(job: Job) -> tuple[Pause, ...]:
-    """What a job's loop does between steps now and then, which no step's time has."""
+    """Evaluations and checkpoints, which come between steps now and then."""
     return (*_evaluations(job), *_checkpoints(job))
 
 

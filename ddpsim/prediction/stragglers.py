@@ -15,7 +15,7 @@ from ddpsim.result.model import Straggler
 
 
 def stragglers(job: Job) -> Iterator[Straggler]:
-    """What holds the others up: each alone is taken away, and the step simulated without noise."""
+    """What holds other ranks up: each cause is taken away alone, in a step without noise."""
     cluster, whole_s = job.scenario.cluster, job.step_s()
 
     def cost_s(**changed: Any) -> float:

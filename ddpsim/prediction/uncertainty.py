@@ -74,7 +74,7 @@ def lengthenings(job: Job, mean_s: float, hidden_s: float) -> Iterator[IntervalS
 
 
 def _queued_short_messages(job: Job) -> float:
-    """Parameters of a step that gloo broadcasts from a queue, of those that are short messages."""
+    """How many short messages, of updated parameters, gloo broadcasts from a queue in a step."""
     if job.scenario.ddp.backend != "gloo":
         return 0.0
     period = job.program.steady_period
@@ -83,9 +83,9 @@ def _queued_short_messages(job: Job) -> float:
 
 
 def rank_variation(job: Job) -> RankVariation | None:
-    """How far ranks may differ that are taken as equal: less where no images are decoded.
+    """How far ranks taken as equal may differ: less where no images are decoded.
 
-    A model that the zoo does not know may read images.
+    A model that is not of the zoo may read images.
     """
     if not job.ranks_taken_as_equal:
         return None
@@ -159,7 +159,7 @@ _OF_HOSTS = ", the median of published hosts of such GPUs (docs/validation.md, s
 
 
 def host_provenance(job: Job) -> Iterator[Provenance]:
-    """What the host is taken to need, where a step may come to wait for it."""
+    """The host time that is assumed, where a step may come to wait for the host."""
     device, compiled = job.scenario.cluster.device, job.model.is_compiled
     if job.model.basis != "roofline" or device.kind == "cpu" or not _of_host(job):
         return
