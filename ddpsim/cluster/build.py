@@ -138,12 +138,12 @@ def _traffic(scenario: Scenario) -> Traffic:
 
 
 def _share(part: float) -> Fraction:
-    """In thousandths of the link, so that fractions of time stay small."""
+    """A part in thousandths of the link, so that fractions of time stay small."""
     return Fraction(max(1, round(1000 * part)), 1000) if part else Fraction(0)
 
 
 def _with_prior(network: Network) -> Network:
-    """NCCL's published interference, where none was calibrated."""
+    """Add NCCL's published interference to a network without a calibrated one."""
     published = f"compute {PRIOR_SLOWDOWN} x as long under a collective, on average; 1.4 at most"
     entry = Provenance("interference", f"{published} (arXiv 2507.03114)", "published")
     return replace(
@@ -167,10 +167,10 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
 def with_sent_sizes(
     network: Network, sent: Collection[Sent], broadcast_bytes: Collection[int]
 ) -> Network:
-    """The network with what arises from the collectives and broadcasts that will really be sent.
+    """Add the sources, warnings and uncertainty of the sizes that a step sends.
 
-    How a broadcast goes counts where they take more than next to nothing. Logs of reduce-scatters
-    and all-gathers leave the rest to all else, and say how sure it is where they hold most.
+    Broadcasts have a source where they take more than next to nothing. Logs of reduce-scatters and
+    all-gathers set the uncertainty where they hold most of the time.
     """
     if network.shard_logs is None:
         return _with_sent(network, sent, broadcast_bytes)
@@ -204,7 +204,7 @@ def _with_sent(
 
 
 def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:
-    """That of the sizes on which collectives spend most of their time."""
+    """The uncertainty of the sizes on which collectives spend most of their time."""
     if not (network.by_size or network.of_shards):
         return network.uncertainty
     spent_ns: Counter[Uncertainty] = Counter()
@@ -231,7 +231,7 @@ def _with(network: Network, entry: Provenance) -> Network:
 def _doubt_profile(
     network: Network, measured_bytes: tuple[int, int], sent: Collection[Sent]
 ) -> Network:
-    """Collectives outside the sizes that a profile was fitted to: its law goes on, with a word."""
+    """Warn of collectives outside the sizes that a profile was fitted to: its law goes on."""
     sizes, share = _outside(network.cost, sent, measured_bytes)
     if share <= _TELLING:
         return network
@@ -241,7 +241,7 @@ def _doubt_profile(
 def _outside(
     cost: CollectiveCost, sent: Collection[Sent], measured_bytes: tuple[int, int]
 ) -> tuple[list[int], float]:
-    """The sizes sent that are not among those measured, rising, and their share of the time."""
+    """The sizes sent outside those measured, rising, and their share of the time."""
     low, high = measured_bytes
     outside = [each for each in sent if not low <= each[1] <= high]
     if not outside:
@@ -270,7 +270,7 @@ def _extrapolated(
 
 
 def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent]) -> Network:
-    """Collectives outside a log's sizes: the links that answer, or an extrapolation."""
+    """Price collectives outside a log's sizes by the links, or warn of an extrapolation."""
     sizes, share = _outside(cost, sent, cost.log.range_bytes)
     links = network.beyond
     if not sizes or (links and share < 0.5):

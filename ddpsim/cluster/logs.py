@@ -68,7 +68,7 @@ def checked_log(scenario: Scenario, operation: Logged) -> CheckedLog | None:
 
 
 def at_least(assumed: Uncertainty, log: AllReduceLog) -> Uncertainty:
-    """What is assumed of a log, or how far its two times of a size lie apart if that is more."""
+    """The uncertainty assumed of a log, or the spread of its two times of a size if larger."""
     if log.spread is None or log.spread <= assumed.sigma:
         return assumed
     return Uncertainty(log.spread, f"in-place and out-of-place times in {log.source}")
@@ -109,7 +109,7 @@ def _layout(of: AllReduceLog | Cluster) -> str:
 
 
 def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
-    """A word where a log names GPUs that are others than the cluster's."""
+    """Warn of a log that names other GPUs than the cluster's."""
     used = cluster.device.name
     others = [name for name in dict.fromkeys(log.gpus) if are_other_devices(name, used)]
     return tuple(
@@ -120,10 +120,10 @@ def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ShardLogCost(StretchedCost):
-    """Reduce-scatters or all-gathers of the sizes in a log of them; all else as `others` has it.
+    """Reduce-scatters or all-gathers of the sizes in their log; `others` prices all else.
 
-    Interpolated in the logarithms of size and time. Outside of its sizes `others` answers, and
-    where that cannot, it is an error.
+    Times are interpolated in the logarithms of size and time. A size outside the log that `others`
+    cannot price is an error.
     """
 
     operation: Operation
@@ -153,12 +153,12 @@ class ShardLogCost(StretchedCost):
         return replace(super().stretched(factor), others=self.others.stretched(factor))
 
     def covers(self, operation: Operation, size_bytes: int) -> bool:
-        """Whether such a message lies within the measured ones."""
+        """Whether a message lies within the measured sizes."""
         return operation == self.operation and self.log.covers(size_bytes)
 
 
 def with_shard_logs(network: Network, scenario: Scenario) -> Network:
-    """A network with what logs of reduce-scatters and all-gathers tell; raises InputError."""
+    """Add the logs of reduce-scatters and all-gathers to a network; raises InputError."""
     for operation in LOGS[1:]:
         checked = checked_log(scenario, operation)
         if checked is None or isinstance(network.cost, SingleRankCost):
@@ -182,12 +182,12 @@ def _over(cost: CollectiveCost, operation: Operation, log: AllReduceLog) -> Coll
 
 
 def without_shard_logs(cost: CollectiveCost) -> CollectiveCost:
-    """What answers where they do not."""
+    """The cost model behind logs of reduce-scatters and all-gathers."""
     return without_shard_logs(cost.others) if isinstance(cost, ShardLogCost) else cost
 
 
 def is_logged(cost: CollectiveCost, operation: Operation, size_bytes: int) -> bool:
-    """Whether a log of such shards holds a message."""
+    """Whether a log of reduce-scatters or all-gathers holds a message."""
     while isinstance(cost, ShardLogCost):
         if cost.covers(operation, size_bytes):
             return True
@@ -198,7 +198,7 @@ def is_logged(cost: CollectiveCost, operation: Operation, size_bytes: int) -> bo
 def not_in_shard_logs(
     cost: CollectiveCost, sent: Collection[tuple[Operation, int]]
 ) -> tuple[list[tuple[Operation, int]], bool]:
-    """Collectives that no log of shards holds, and whether they take most of the time."""
+    """Collectives that no such log holds, and whether they take most of the time."""
     rest = [each for each in sent if not is_logged(cost, *each)]
     taken_ns = sum(duration_ns(cost.transfer(*each)) for each in rest)
     return rest, 2 * taken_ns > sum(duration_ns(cost.transfer(*each)) for each in sent)

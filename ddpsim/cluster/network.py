@@ -59,15 +59,15 @@ NO_TRAFFIC = Traffic()
 class Network:
     """The cost model of a cluster, how wrong it may be, and its sources.
 
-    `limit`: what limits large messages, in words, or what tells it once somebody asks.
-    `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
-    outside the sizes of a log. `traffic`: what else goes over the nodes' network.
-    `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
-    the uncertainty of messages from so many bytes on, where it depends on them. `of_shards`: that
-    of reduce-scatters and all-gathers, where it differs. `groups`: the networks of groups of the
-    ranks, whose costs `cost` has. `measured`: the collectives that a log or a profile itself tells
-    of. `shard_logs`: the uncertainty of logs of reduce-scatters and all-gathers. `derived`: how
-    wrong those may be that are told by all-reduces alone.
+    `limit`: what limits large messages, in words, or a function that says it.
+    `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: the network for
+    sizes outside a log. `traffic`: what else goes over the nodes' network. `measured_bytes`: the
+    least and the largest all-reduce that a profile was fitted to. `by_size`: the uncertainty of
+    messages from so many bytes on, where it depends on them. `of_shards`: that of reduce-scatters
+    and all-gathers, where it differs. `groups`: the networks of groups of the ranks, whose costs
+    `cost` has. `measured`: the collectives that were measured themselves. `shard_logs`: the
+    uncertainty of logs of reduce-scatters and all-gathers. `derived`: the uncertainty of
+    collectives derived from all-reduces.
     """
 
     cost: CollectiveCost
@@ -92,7 +92,7 @@ class Network:
         return self.limit if isinstance(self.limit, str) else self.limit()
 
     def of(self, group: str) -> Network:
-        """That of a group of ranks, or of all."""
+        """The network of a group of ranks, or of all."""
         return dict[str, Network](self.groups).get(group, self)
 
     def uncertainty_of(
@@ -146,7 +146,7 @@ OF_NCCL_LOG, OF_NCCL_PROFILE = of_nccl(0.23), of_nccl(0.27)
 
 
 def with_derived(network: Network, derived: Derived) -> Network:
-    """A network that says how wrong collectives may be that its log or profile does not tell of."""
+    """Add the uncertainty of collectives that the network's log or profile does not hold."""
     unmeasured = tuple(each for each in derived if each[0] not in network.measured)
     return replace(network, derived=unmeasured)
 

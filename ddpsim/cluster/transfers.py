@@ -56,12 +56,12 @@ class Interference:
     kept_spread: float = 0.0
 
     def compute_on(self, deviations: float) -> Slowing:
-        """How a rank's compute slows that keeps so many standard deviations more than the mean."""
+        """The slowing of a rank that keeps so many standard deviations more speed than the mean."""
         crowded = max(self.compute, self.crowded_compute)
         return Slowing(self._varied(self.compute, deviations), self._varied(crowded, deviations))
 
     def _varied(self, slowdown: Fraction, deviations: float) -> Fraction:
-        """Cut off as far up as down, so that the mean holds: between what Linux leaves and all."""
+        """A slowdown off its mean, cut off alike above and below, so that the mean holds."""
         kept = float(1 / slowdown)
         room = max(0.0, min(kept - LEAST_KEPT, 1 - kept))
         more = max(-room, min(room, self.kept_spread * deviations))

@@ -221,7 +221,7 @@ def environment_of(cluster: Cluster) -> Environment:
 
 
 def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:
-    """A link's latency; raises InputError where it has none, which also names the link `beside`."""
+    """A link's latency; raises InputError without one, for `beside` too if that has none."""
     if link.latency_s is None:
         key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
         both = beside is not None and beside.latency_s is None
@@ -290,7 +290,7 @@ def _node_rate(link: IntraNode | InterNode, nodes: int, nic: NicRate) -> float:
 
 
 def rate_of(link: IntraNode | InterNode | None) -> float:
-    """Its bandwidth; Wires.of has seen that there is one."""
+    """A link's bandwidth; Wires.of has checked that it has one."""
     return (link and link.bandwidth_bytes_per_s) or 0.0
 
 
