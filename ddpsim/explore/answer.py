@@ -75,7 +75,7 @@ class Given:
 
 
 def answer(question: Mapping[str, Any], given: Given) -> dict[str, Any]:
-    """Answer one question of the page, see above; whatever a scenario does wrong is a problem."""
+    """Answer one question of the page, see above; errors of a scenario come as problems."""
     part = question.get("part")
     if part == "start":
         return {"schema": SCHEMA, "part": part, **_start(given)}

@@ -94,7 +94,7 @@ def places(scenario: Scenario) -> dict[str, Any]:
 
 
 def leaving(ddp: Ddp) -> list[str]:
-    """Settings that take back what goes with the scenario's strategy alone."""
+    """Settings that drop the options which only the scenario's strategy has."""
     return [*set_aside(dict(ddp), "")]
 
 

@@ -42,7 +42,7 @@ class Worker:
         return problem(part, Problem(self._given.name, "", reason))
 
     def start(self) -> Connection:
-        """Start the process where there is none; what it is asked through."""
+        """Return the pipe to the process, which is started if there is none."""
         if self._running is None:
             context = multiprocessing.get_context("spawn")
             ours, theirs = context.Pipe()

@@ -29,7 +29,7 @@ class StartingPoint:
 
 
 def starting_point(learned: Iterable[Learned]) -> StartingPoint:
-    """The scenario that files tell together; of a key that two have, the first is taken."""
+    """The scenario that files make together; the first file with a key sets it."""
     document: dict[str, Any] = {"schema": "ddpsim/1"}
     assumed: list[str] = []
     for each in learned:

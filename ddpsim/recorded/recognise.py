@@ -84,7 +84,7 @@ def recognise(path: Path) -> list[Learned]:
 
 
 def _document(source: SourceFile) -> Any:
-    """A JSON document; None for what is none, or larger than one is."""
+    """A JSON document; None for other files, and for larger ones."""
     with foreign_text(source, FORMATS, of_many_programs=True) as file:
         text = file.read(LARGEST_TEXT + 1)
     if not text.strip():
@@ -102,7 +102,7 @@ def _config_text(source: SourceFile) -> Config | None:
 
 
 def _config(name: str, config: Config) -> Learned:
-    """What it sets, and each key that is left out."""
+    """What a config sets, and each key that is left out."""
     facts = [f"{path}: {_in_words(value)}" for path, value in config.settings.items()]
     facts += [f"not modelled: {each}" for each in config.not_modelled]
     if config.unknown:
@@ -111,7 +111,7 @@ def _config(name: str, config: Config) -> Learned:
 
 
 def _in_words(value: Any) -> str:
-    """Return the text that YAML has for it."""
+    """Write a value as YAML does."""
     return str(value).lower() if isinstance(value, bool) else shown(value).strip("'")
 
 
@@ -345,7 +345,7 @@ _OF_LOGS: tuple[tuple[Callable[[SourceFile], Iterator[Learned]], Callable[[str],
 
 
 def _readers(source: SourceFile) -> list[Callable[[SourceFile], Iterator[Learned]]]:
-    """The readers that may find something in a log."""
+    """The readers whose marks stand in a log."""
     left, readers = dict(_OF_LOGS), []
     for part in parts_of(source, FORMATS):
         for read in [read for read, is_one in left.items() if is_one(part)]:

@@ -212,7 +212,7 @@ def _parts(steps: Sequence[KinetoStep]) -> Iterator[KinetoStep]:
 
 
 def _spliced(loops: Sequence[Program]) -> list[Instruction]:
-    """A step whose micro-batches are each of another loop: its first, second, ..."""
+    """A step with the first micro-batch of the first loop, the second of the second, ..."""
     step: list[Instruction] = []
     for number, loop in enumerate(loops):
         begins = [i for i, each in enumerate(loop.steady_step) if isinstance(each, LoadBatch)]
@@ -221,7 +221,7 @@ def _spliced(loops: Sequence[Program]) -> list[Instruction]:
 
 
 def _begun(step: Iterable[Instruction], micro_batches: Sequence[OwnOfDdp]) -> Iterator[Instruction]:
-    """A CPU's step in which what precedes the first buffers sent comes before them."""
+    """A CPU's step whose forward begins with what came before the first buffers."""
     batches, left_ns = iter(micro_batches), 0
     for i in step:
         if isinstance(i, LoadBatch):
@@ -261,7 +261,7 @@ def _with_own_copies(
 
 
 def _copies(step: Iterable[Instruction]) -> Iterator[tuple[_Copies, Instruction]]:
-    """Each with the micro-batch, its kind, and broadcasts or buckets copied back before it."""
+    """Instructions by micro-batch, kind, and the broadcasts or copies back before them."""
     micro_batch, sent, copied = -1, 0, 0
     for i in step:
         kind = i.kind if isinstance(i, Compute) else ""
@@ -318,7 +318,7 @@ def _simulated_parts(steps: Sequence[Sequence[Step]]) -> Breakdown:
 
 
 def kernels_beside(traces: RankTraces, scenario: Scenario) -> Iterator[ReplayedKernel]:
-    """By size; none where the kernels or the tuner tell nothing."""
+    """Traced kernels and the tuner's choices by size; none where either is missing."""
     seen = _seen(traces)
     tuner = _tuner(scenario) if seen else None
     if tuner is None:

@@ -22,7 +22,7 @@ _GPUS_PER_NODE = 8
 
 
 def traced_job(traces: RankTraces) -> StartingPoint:
-    """What the traces say of a job, in a scenario's words; the files stay where they are."""
+    """The scenario of traced steps, which names the traces, and what it assumes."""
     typical = traces.typical
     nodes, gpus = usual_layout(traces.world_size or 1)
     device, unknown = _device(traces)
@@ -77,7 +77,7 @@ def usual_layout(ranks: int) -> tuple[int, int]:
 
 
 def _device(traces: RankTraces) -> tuple[str, tuple[str, ...]]:
-    """A preset's name, and a word where it is only the nearest."""
+    """A preset's name, and an assumption where it is only the nearest."""
     name = traces.typical.device
     if not traces.on_gpu:
         return "cpu-core", ()

@@ -36,7 +36,7 @@ _OWN_COSTS = (
 
 @as_text
 def render_comparison(comparison: Comparison) -> Iterator[str]:
-    """One line an option, the fastest first; those that cannot be had below."""
+    """One line for each option, the fastest first; impossible ones below."""
     yield f"{comparison.name[:70]}   {counted(comparison.world_size, 'rank')}"
     yield ""
     spread = interval_in_words(comparison.prediction_interval_s)
@@ -99,7 +99,7 @@ def interval_of(change: Change) -> str:
 
 
 def _signed_in(unit: str, seconds: float, widest_s: float) -> str:
-    """What no three digits of the wider edge show is zero."""
+    """A difference with its sign; 0 where three digits of the wider edge do not show it."""
     if abs(seconds) < _NOTHING * widest_s:
         return "0"
     return f"{'-' if seconds < 0 else '+'}{long_duration_in(unit, abs(seconds))}"
@@ -134,7 +134,7 @@ def signed_bytes(size_bytes: int) -> str:
 
 
 def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:
-    """What options warn of and the first does not, each once for all that differ in numbers."""
+    """Warnings of options that the baseline lacks; alike but for numbers, they stand once."""
     of_first = {_without_numbers(warning) for warning in first}
     options: dict[str, list[Change]] = {}
     for change in changes:
@@ -148,7 +148,7 @@ def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[s
 
 
 def _without_numbers(warning: str) -> str:
-    """What a warning is of: its words, without figures and their units."""
+    """The words of a warning, without figures and their units."""
     return re.sub(r"[\d.,]*\d( ?[kMGTun]?[Bs]\b)?", "", warning)
 
 

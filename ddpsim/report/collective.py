@@ -12,7 +12,7 @@ from ddpsim.units import format_bytes
 
 @as_text
 def render_table(table: CollectiveTable) -> Iterator[str]:
-    """nccl-tests' columns, with those of ours behind."""
+    """The columns of nccl-tests, then ddpsim's own."""
     ranks = table.nodes * table.gpus_per_node
     yield f"# {table.operation}, {ranks} ranks ({table.nodes} x {table.gpus_per_node}), in place"
     yield f"# {table.network}"

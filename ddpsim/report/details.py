@@ -111,7 +111,7 @@ def _module(parameter: str) -> str:
 
 
 def _in_room(names: Sequence[str], room: int) -> str:
-    """Names with dots between them, the long ones without their end, which adapters have alike."""
+    """Names with dots between them; long ones lose their ends, which adapters share."""
     left, shown = room - 5 * (len(names) - 1), dict[str, str]()
     for done, name in enumerate(sorted(names, key=len)):
         each = left // (len(names) - done)
@@ -121,7 +121,7 @@ def _in_room(names: Sequence[str], room: int) -> str:
 
 
 def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
-    """The first ones of a step."""
+    """The first collectives of a step."""
     yield f"  {'operation':<14}{'size':>10}{'ready':>11}{'start':>11}{'end':>11}  ranks  cause"
     for each in collectives[:_COLLECTIVE_ROWS]:
         moments = (each.ready_s, each.start_s, each.end_s)
@@ -136,7 +136,7 @@ def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
 
 
 def _peak_words(peak: MemoryPeak) -> str:
-    """What is held apart from shards and activations where that is most."""
+    """What a rank holds at its peak beside shards and activations."""
     parts = {
         "whole parameters": peak.parameters,
         "gradients": peak.gradients,
@@ -157,7 +157,7 @@ def _warm_up(result: Result) -> Iterator[str]:
 
 
 def _start_up(start_up: StartUp | None) -> Iterator[str]:
-    """What comes once, and is not part of the step."""
+    """What comes once before the first step."""
     if start_up is None:
         return
     parts = []

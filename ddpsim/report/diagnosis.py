@@ -42,7 +42,7 @@ def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = 
 
 
 def _shown(diagnosis: Diagnosis) -> list[Cause]:
-    """The likeliest, and up to two more that are worth a look."""
+    """The likeliest cause, and up to two more that are worth a look."""
     first, *others = diagnosis.causes[:_SHOWN]
     return [first, *(each for each in others if each.probability >= WORTH_SAYING)]
 
@@ -61,7 +61,7 @@ def _row(what: str, seconds: float, predicted_s: float) -> str:
 
 
 def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
-    """What to measure where no cause is likelier than all others, and what that would tell."""
+    """What to measure next where no cause stands out, and what the answer is worth."""
     check = diagnosis.check
     if diagnosis.is_decided or check is None:
         return
@@ -148,7 +148,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _below(text: str) -> Iterator[str]:
-    """More of a cause, a little to the right."""
+    """More lines on a cause, indented."""
     for row in wrap(text, screen_width() - 16, break_on_hyphens=False):
         yield f"{'':16}{row}"
 
@@ -170,7 +170,7 @@ def _check(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _predictions(diagnosis: Diagnosis) -> Iterator[str]:
-    """One row for each likely cause: what else could be looked at; the others, an empty line."""
+    """One row for each cause with what it predicts, and one for all others."""
     listed = [cause for cause in diagnosis.causes if cause.predicts]
     if not listed:
         return
@@ -197,7 +197,7 @@ def _times(predicted: Predicted) -> str:
 
 
 def _simulated(shown: Sequence[Cause], file: str, settings: Sequence[str]) -> Iterator[str]:
-    """The likeliest cause that a scenario can say, as a command."""
+    """The command that simulates the likeliest cause that a scenario can state."""
     cause = next((each for each in shown if each.settings), None)
     if cause:
         yield from labelled("simulate", f"the job with {_name(cause.key)}")

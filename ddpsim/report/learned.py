@@ -1,4 +1,4 @@
-"""What files tell of a job, as text on one screen."""
+"""What files say of a job, as text on one screen."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SAME = 1.1  # of steps that two files or programs tell of one job
 def render_learned(
     learned: Sequence[Learned], assumed: Sequence[str], scenario: str | None
 ) -> Iterator[str]:
-    """Each file with what it tells; what was assumed; and what to run next.
+    """Each file with what it says; what was assumed; and what to run next.
 
-    `scenario`: the file that was written; None: none was.
+    `scenario`: the file that was written, if any.
     """
     for each in learned:
         yield f"{each.file}   {each.kind}"

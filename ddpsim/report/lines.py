@@ -103,7 +103,7 @@ def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool = True) ->
 
 
 def _clauses(text: str, most: int) -> str:
-    """The first clauses that have room together, one at least."""
+    """The first clauses of a text, as many as fit, but at least one."""
     ends = [end.start() for end in re.finditer(r"[,;] ", text)]
     fitting = [end for end in (*ends, len(text)) if end <= most]
     return text[: max(fitting, default=min((*ends, len(text))))]
@@ -126,7 +126,7 @@ def named_rows(
 
 
 def indented(text: str) -> Iterator[str]:
-    """Text a little to the right, and what goes on a line below a little more."""
+    """Indented text, whose further lines are indented more."""
     yield from wrap(text, screen_width(), initial_indent="  ", subsequent_indent="    ")
 
 
@@ -167,7 +167,7 @@ def _not_named(name: str, settings: Sequence[str]) -> Iterator[str]:
 
 
 def noted_noise(noise: float) -> Iterator[str]:
-    """What jitter hides: nothing where steps are alike."""
+    """The differences that jitter hides; nothing without jitter."""
     if noise:
         text = f"two runs of run.iterations steps differ by up to {noise:.1%} by chance"
         yield from labelled("noise", f"{text}: a smaller difference takes more of them to see")

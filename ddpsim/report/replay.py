@@ -16,7 +16,7 @@ _MOST_ROWS = 8
 
 @as_text
 def render_replay(replay: Replay) -> list[str]:
-    """The steps, where their time goes, collectives, and what else the traces tell."""
+    """The steps, where their time goes, collectives, and what else the traces show."""
     ranks = counted(replay.ranks, "rank")
     if replay.ranks != replay.world_size:
         ranks = f"{replay.ranks} of {replay.world_size} ranks"

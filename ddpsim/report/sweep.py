@@ -20,7 +20,7 @@ _RUNS = 8
 
 @as_text
 def render_sweep(sweep: Sweep) -> list[str]:
-    """The points as a table, the best one marked, and what is as good as it."""
+    """The points as a table with the best one marked, and the points as good as it."""
     return [*_table(sweep), "", *_answer(sweep), *_problems(sweep)]
 
 
@@ -139,7 +139,7 @@ def _answer(sweep: Sweep) -> Iterator[str]:
 
 
 def _gain(sweep: Sweep, best: Point) -> str:
-    """The best beside the scenario as it is."""
+    """How much better the best point is than the scenario as it is."""
     brief, goal = sweep.own.brief, GOALS[sweep.goals[0]]
     if brief is None or best.brief is None or not goal.of(brief):
         return ""

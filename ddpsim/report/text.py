@@ -65,8 +65,8 @@ def render(
     """The answer as text, as wide as the screen, but for what a shell must find on one line.
 
     `file` and `settings` name the scenario, and its `--set` options, in the next commands.
-    Without a verdict it has 24 lines, or as many as its warnings make needful. `verbose` adds
-    buckets, collectives, every next step, and all of what the inputs and the interval rest on.
+    Without a verdict it has 24 lines, or more where there are many warnings. `verbose` adds
+    buckets, collectives, every next step, and the sources of all inputs and of the interval.
     """
     lines = [*_answer(result, verbose=verbose)]
     body = ["", *_breakdown(result), *(details.tables(result) if verbose else ("",))]
@@ -182,7 +182,7 @@ def _known_by(source: IntervalSource, result: Result) -> str:
 def _next(
     result: Result, file: str, settings: Sequence[str], room: int | None = None
 ) -> Iterator[str]:
-    """What to try or measure next, each with a command to paste; all of them, or as have room."""
+    """What to try or measure next, each with a command to paste, as far as there is room."""
     label, left = "next", room
     for step in result.next_steps:
         lines = [*labelled(label, step.why), *command(file, settings, step.settings)]

@@ -68,12 +68,12 @@ class _Slice(NamedTuple):
 
     @property
     def of(self) -> dict[str, str]:
-        """What tells who clicks on it whose work it is."""
+        """The arguments that show, at a click, whose work a slice is."""
         return {"of": " ... ".join(self.names)} if self.names else {}
 
     @property
     def category(self) -> str:
-        """What the profiler would call it on a CPU."""
+        """The category that the profiler gives it on a CPU."""
         return "user_annotation" if self.waits else "cpu_op"
 
 
@@ -253,7 +253,7 @@ class Traced:
             yield from _flow(f"bucket {span.bucket}", rank, places, next(flows))
 
     def _facts(self, span: CommSpan) -> dict[str, Any]:
-        """What a collective's slice tells who clicks on it; moments from the trace's origin."""
+        """The arguments of a collective's slice, with moments from the trace's origin."""
         bucket = {"bucket": span.bucket, "parameters": span.num_params} if span.bucket >= 0 else {}
         ends = zip(
             ("first_parameter", "last_parameter"), self.names.get(span.bucket, ()), strict=False
@@ -298,7 +298,7 @@ class _Lanes:
 
     @cached_property
     def threaded(self) -> list[tuple[int, CommSpan]]:
-        """Each with a thread that was free for it, from 0 on; NCCL needs one."""
+        """Collectives with the first free thread of each, from 0 on; NCCL needs one."""
         return list(zip(free_lanes(self.comm), self.comm, strict=True))
 
     def threads(self, first: int) -> range:
@@ -306,7 +306,7 @@ class _Lanes:
         return range(first, first + 1 + max((thread for thread, _ in self.threaded), default=-1))
 
     def arrows(self) -> Iterator[_Arrow]:
-        """Joins each bucket's work that made it ready, its all-reduce and its copy back."""
+        """Arrows from the work that made a bucket ready to its all-reduce and its copy back."""
         threads = {span: thread for thread, span in self.threaded}
         for step in self.steps:
             works = [(s.end_ns, s.start_ns) for s in step.compute if s.kind in _WORK]

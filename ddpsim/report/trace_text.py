@@ -1,4 +1,4 @@
-"""What is said of a trace that was written: where it is, what it shows, what to do with it."""
+"""The text about a trace that was written: where it is, what it shows, what to do with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Written:
 
 
 def notes(traced: Traced, written: Written) -> Iterator[str]:
-    """What one should know before one trusts these files."""
+    """What to know before trusting these files."""
     shown = len(traced.ranks)
     if shown < traced.world_size:
         yield f"{shown} of {traced.world_size} ranks: {traced.choice} (--ranks chooses others)"

@@ -396,7 +396,7 @@ def _per_rank(size: Capacity) -> str:
 
 
 def sized(plan: CapacityPlan) -> list[str]:
-    """What makes the scenario that of the answer."""
+    """The settings that make the scenario that of the answer."""
     answer = plan.answer
     chosen = [f"cluster.nodes={answer.nodes}"]
     if len({size.gpus_per_node for size in plan.sizes}) > 1:

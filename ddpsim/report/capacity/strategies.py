@@ -57,7 +57,7 @@ def render_strategies(
 
 
 def _on_which_gpus(plan: CapacityPlan) -> str:
-    """Which number of GPUs each strategy has, and what the order is."""
+    """How many GPUs each strategy has, and how they are ordered."""
     if plan.asked_gpus is not None:
         size, least = size_in_words(plan.answer), f"{KNEE_EFFICIENCY:.0%}"
         return (

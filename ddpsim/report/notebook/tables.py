@@ -76,7 +76,7 @@ def _mark(sweep: Sweep, point: Point) -> str:
 
 
 def _comparison_table(comparison: Comparison) -> str:
-    """A row a change, the fastest first, then those that cannot be had."""
+    """A row for each change, the fastest first, then impossible ones."""
     step = format_duration(comparison.step_s)
     size = counted(comparison.world_size, "rank")
     title = (

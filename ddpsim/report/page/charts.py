@@ -53,7 +53,7 @@ def figure(
     y: dict[str, Any],
     **layout: Any,
 ) -> dict[str, Any]:
-    """What plotly draws between two axes, with a legend below where there is something to tell."""
+    """What plotly draws between two axes, with a legend below where it needs one."""
     usual = {"height": height, "legend": _LEGEND_BELOW, "xaxis": x, "yaxis": y}
     return {"data": list(data), "layout": usual | layout}
 
@@ -78,7 +78,7 @@ def sweep_charts(sweep: Sweep) -> Iterator[Chart]:
 
 
 def comparison_charts(comparison: Comparison) -> Iterator[Chart]:
-    """The changes that can be had, the fastest on top."""
+    """The changes that are possible, the fastest on top."""
     possible = [change for change in comparison.changes if not change.problem]
     drawn = _changes_figure(sorted(possible, key=lambda change: change.change_s))
     against = f" against {comparison.baseline}" if comparison.baseline else ""
@@ -187,7 +187,7 @@ def _sweep_figure(sweep: Sweep) -> dict[str, Any]:
 
 
 def _line(name: str, same: Sequence[Point], moving: int, colour: str) -> dict[str, Any]:
-    """The steps of points of which the first `moving` settings differ."""
+    """A line of steps over points whose first `moving` settings differ."""
     steps_s = [point.brief.iteration_time_s.mean for point in same if point.brief]
     bounds = [point.interval_s for point in same]
     bars = {"error_y": edges(steps_s, bounds, 1e3) | {"color": colour}} if any(bounds) else {}
@@ -237,7 +237,7 @@ def _in_days(size: Capacity) -> tuple[float, float, float]:
 
 
 def _costs(size: Capacity, *, is_priced: bool) -> tuple[float, float, float]:
-    """Cost or GPU-hours, and what the edges of the time make of it."""
+    """Cost or GPU-hours, with its edges from those of the time."""
     hours, cost = size.billed
     middle = cost if is_priced and cost is not None else hours
     time, low, high = _in_days(size)
