@@ -11,6 +11,7 @@ from ddpsim.errors import InputError
 from ddpsim.scenario.options.model_file import read_model_file
 from ddpsim.scenario.schema import json_schema
 from ddpsim.scenario.suggest import did_you_mean
+from ddpsim.wording import counted
 
 _BATCH = 8
 _FILE = re.compile(
@@ -90,6 +91,9 @@ def captured_text(path: Path) -> str:
     if size:
         free = f"{size['min']} to {size['max']}" if size["min"] < size["max"] else "no other"
         lines.append(f"  {size['key']}: {size['default']}    # {free}")
+    if unused := model.unused:
+        some = f"{counted(len(unused), 'parameter')} without a gradient (first: {unused[0]})"
+        lines.append(f"ddp: {{find_unused_parameters: true}}    # {some}")
     machine = "cluster: {machine: dgx-h100, nodes: 2}    # the machines that you ask about"
     return "\n".join((*lines, machine)) + "\n"
 

@@ -15,6 +15,7 @@ from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import StepTime, Workload
 from ddpsim.units import format_duration
+from ddpsim.wording import counted
 from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
@@ -34,9 +35,9 @@ def build_model(scenario: Scenario) -> Model:
     if model.unused and not scenario.may_leave_unused:
         raise InputError(
             "ddp.find_unused_parameters",
-            f"{len(model.unused)} parameters never get a gradient "
-            f"(first: {model.parameters[model.unused[0]].name}), so DDP would stop in its second "
-            "iteration; set find_unused_parameters: true",
+            f"{counted(len(model.unused), 'parameter')} without a gradient "
+            f"(first: {model.parameters[model.unused[0]].name}): DDP would stop in its second "
+            f"iteration; {_remedies(scenario)}",
         )
     if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
         model = _within_host_reach(model)
@@ -45,6 +46,18 @@ def build_model(scenario: Scenario) -> Model:
         _check_batch_norms(scenario.workload, model)
     warnings = tuple(_warnings(source, model, scenario))
     return replace(model.named(), warnings=(*model.warnings, *warnings))
+
+
+def _remedies(scenario: Scenario) -> str:
+    """What to write where some parameters never get a gradient."""
+    finds = "set find_unused_parameters: true"
+    if scenario.ddp.mixed_precision:  # its hook casts a gradient of each
+        remedies = [f"drop ddp.mixed_precision and {finds}"]
+    else:
+        remedies = [finds, "static_graph: true if no iteration differs"]
+    if scenario.workload.model is not None and not scenario.workload.trace:
+        remedies.append("workload.frozen: [their modules] if they are not trained")
+    return ", or ".join(remedies)
 
 
 def _check_batch_norms(workload: Workload, model: Model) -> None:

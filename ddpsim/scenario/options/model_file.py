@@ -285,6 +285,15 @@ class ModelFile(NamedTuple):
     buffers: Tensors
     measured: Measured | None
 
+    @property
+    def unused(self) -> list[str]:
+        """Names of the parameters that never get a gradient: by what was measured, if it was."""
+        if self.measured:
+            ready = {i for i, time_s in enumerate(self.measured.ready_s) if time_s is not None}
+        else:
+            ready = set((self.table or {})["ready_order"])
+        return [name for i, name in enumerate(self.parameters.name) if i not in ready]
+
 
 def table_of(document: dict[str, Any]) -> dict[str, Any]:
     """The model and its captured part as one."""

@@ -27,6 +27,7 @@ from ddpsim import load_scenario, simulate
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import zoo_document
 from ddpsim.scenario.options.model_file import read_model_file
+from ddpsim.scenario.starters import captured_text
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.operators import MULTIPLYING, Operator
@@ -55,6 +56,17 @@ def sized(batch: int = 4, seq_len: int = 32):
         nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
     )
     return model, torch.randint(0, 50, (batch, seq_len)), mean
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+
+def spared(batch: int = 4):
+    return Spare(), torch.randn(batch, 4), mean
 
 def by_length(batch: int = 4, seq_len: int = 16):
     return Odd(), torch.randn(batch, seq_len, 4), mean
@@ -304,6 +316,27 @@ def test_a_scenario_takes_the_file(source: Callable[..., Source], tmp_path: Path
     scenario["workload"]["seq_len"] = 20
     with pytest.raises(ScenarioError, match=r"at a batch of 4 alone \(so it is\)"):
         simulate(load_scenario(scenario))
+
+
+def test_a_model_with_unused_parameters_starts_a_scenario_that_runs(
+    source: Callable[..., Source], tmp_path: Path
+) -> None:
+    """DDP stops without the key; each remedy that the error names works."""
+    path = tmp_path / "model.json"
+    app(["capture", "own_code:spared", "-o", str(path)], standalone_mode=False)
+    text = captured_text(path)
+    assert "find_unused_parameters: true}    # 2 parameters without a gradient (first: " in text
+    own = tmp_path / "own.yaml"
+    own.write_text(text, encoding="utf-8")
+    assert simulate(load_scenario(own)).iteration_time_s.mean > 0
+
+    own.write_text(re.sub("(?m)^ddp: .*$", "", text), encoding="utf-8")
+    with pytest.raises(ScenarioError) as raised:
+        simulate(load_scenario(own))
+    for key in ("find_unused_parameters: true", "static_graph: true", "workload.frozen: ["):
+        assert key in str(raised.value)
+    for remedy in ("ddp.static_graph=true", "workload.frozen=[spare]"):
+        assert simulate(load_scenario(own, [remedy])).iteration_time_s.mean > 0
 
 
 @pytest.mark.parametrize(
