@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from operator import le
 from typing import Any, NamedTuple
 
 from ddpsim.result.metrics import Step, free_lanes, steps_of
@@ -314,7 +315,9 @@ class _Lanes:
             reduced = (s for s in step.comm if s.bucket >= 0)
             buckets = sorted(reduced, key=lambda s: (s.number, s.bucket))
             # copies that take no time are missing: the others' buckets are then unknown
-            starts_ns = copies if len(copies) == len(buckets) else [None] * len(buckets)
+            ends_ns = [s.end_ns for s in buckets]
+            is_one_each = len(copies) == len(buckets) and all(map(le, ends_ns, copies))
+            starts_ns = copies if is_one_each else [None] * len(buckets)
             for span, copy_ns in zip(buckets, starts_ns, strict=True):
                 before = bisect_right(works, (span.ready_ns, span.ready_ns))
                 if before and span in threads:

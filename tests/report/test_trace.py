@@ -100,6 +100,16 @@ def test_files_say_what_simulate_says(path: Path, sets: tuple[str, ...]) -> None
     assert traced.overlap(slowest).fraction == pytest.approx(result.overlap_fraction, rel=1e-12)
 
 
+def test_no_arrow_leads_back_from_a_bucket_to_the_copies_of_another(tmp_path: Path) -> None:
+    """Reduced again, a bucket is a view, and its first copies lie before its second all-reduce."""
+    (tmp_path / "one.csv").write_text("name,shape,dtype\nweight,1x1,float32\n", "utf-8")
+    one = {"parameters": str(tmp_path / "one.csv"), "step_time": "20 us", "batch_per_rank": 1}
+    ddp = {"reduced_again": "hooks", "gradient_as_bucket_view": True}
+    cluster = {"machine": "dgx-a100", "nodes": 1, "gpus_per_node": 2}
+    document = {"schema": "ddpsim/1", "workload": one, "ddp": ddp, "cluster": cluster}
+    assert_well_formed(trace(ddpsim.load_scenario(document), [0], "all"))
+
+
 def test_kernels_tell_their_gradient_or_module() -> None:
     scenario = ddpsim.load_scenario(ROOT / "scenarios/resnet50-2x8-25gbit.yaml", FEW)
     model, traced = resolve(scenario).model, trace(scenario, [0], 1)
