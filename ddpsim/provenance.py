@@ -22,12 +22,21 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """How wrong a time may be: standard deviation of its logarithm, and what that rests on."""
+    """How wrong a time may be: standard deviation of its logarithm, and what that rests on.
+
+    `least`: the part of a time that is left at least, where something else then limits it.
+    """
 
     sigma: float
     basis: str
+    least: float = 0.0
 
     @property
     def factor(self) -> float:
-        """How many times longer or shorter a time is in 80 % of cases at most."""
+        """How many times longer a time is in 80 % of cases at most."""
         return exp(Z_80 * self.sigma)
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """The factors on a time that hold 80 % of what it may be."""
+        return max(self.least, 1 / self.factor), self.factor

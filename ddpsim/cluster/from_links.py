@@ -144,8 +144,7 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
         is_swept = doubt.usual in [swept.usual for swept in _SWEPT] and wires.way is None
         if wires.intra is None or is_swept or _is_never_slowest(wires, doubt.usual):
             return doubt
-        inside = LinkUncertainty(_inside_a_node(cluster, wires))
-        return max(inside, doubt, key=lambda each: each.usual.sigma)
+        return _widest(wires, _inside_a_node(cluster, wires), doubt)
     if wires.intra is None:  # one GPU
         return LinkUncertainty(STATED_LINKS)
     of_a_machine = cluster.machine is not None and wires.intra.path == "nvlink"
@@ -153,6 +152,15 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
     if chosen and of_a_machine and is_usual:
         return CHOSEN_IN_A_NODE
     return LinkUncertainty(_inside_a_node(cluster, wires))
+
+
+def _widest(wires: Wires, inside: Uncertainty, between: LinkUncertainty) -> LinkUncertainty:
+    """The widest of both kinds of links; however fast that kind is, the other is passed too."""
+    rates = rate_of(wires.intra), wires.network_rate
+    if between.usual.sigma > inside.sigma:
+        return between
+    least = min(1.0, rates[0] / rates[1]) / between.usual.factor
+    return LinkUncertainty(replace(inside, least=least))
 
 
 def _inside_a_node(cluster: Cluster, wires: Wires) -> Uncertainty:

@@ -17,7 +17,7 @@ from ddpsim.planning.shardings import (
     strategy_name,
 )
 from ddpsim.prediction.api import predicted
-from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
+from ddpsim.prediction.interval import GLOO_SLOWDOWN
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.parts import Parts
@@ -179,7 +179,7 @@ def _steps_s(sides: Sequence[_Side], progress: Stage) -> _Steps:
     steps: _Steps = {}
     for side in sides:
         terms = uncertainties(side.job).items()
-        variants = [_UNCHANGED, *((term, f) for term, each in terms for f in edges(each))]
+        variants = [_UNCHANGED, *((term, f) for term, each in terms for f in each.edges)]
         steps_s = side.job.steps_s([{term: factor} for term, factor in variants])
         steps |= {(id(side), *each): step_s for each, step_s in zip(variants, steps_s, strict=True)}
         progress.advance(0.5)
@@ -197,7 +197,7 @@ def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple
         terms = uncertainties(side.job)
         if term not in terms:
             return [0.0, 0.0]
-        return [steps_s[id(side), term, factor] - unchanged_s for factor in edges(terms[term])]
+        return [steps_s[id(side), term, factor] - unchanged_s for factor in terms[term].edges]
 
     below, above = [0.0], [0.0]
     of_first, of_other = uncertainties(first.job), uncertainties(other.job)

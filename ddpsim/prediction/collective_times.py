@@ -153,15 +153,15 @@ def _row(
     cost, uncertainty = network.plain_cost, network.uncertainty_of(size, operation)
     if is_logged(cost, operation, size):
         uncertainty = network.shard_logs
-    factor = uncertainty.factor if uncertainty else 1.0
+    factors = uncertainty.edges if uncertainty else (1.0, 1.0)
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     ranks, turns = cluster.world_size, TURNS.get(operation)
     carried = turns * (ranks - 1) / ranks if turns else 1.0
     chosen = _choice(cost, operation, size)
     bandwidths = (size / time_s, carried * size / time_s)
-    edges = (time_s / factor, time_s * factor)
+    low_s, high_s = (time_s * factor for factor in factors)
     sent = 1.0 if cluster.algorithm == "parameter_server" else carried
-    return CollectiveRow(size, time_s, *edges, *bandwidths, sent * size, chosen, measured_s)
+    return CollectiveRow(size, time_s, low_s, high_s, *bandwidths, sent * size, chosen, measured_s)
 
 
 def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:

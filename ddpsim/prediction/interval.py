@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import exp, hypot, sqrt
+from math import hypot, sqrt
 from typing import NamedTuple
 
-from ddpsim.provenance import Z_80, Uncertainty
+from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
 LEVEL = 0.8
@@ -146,14 +146,14 @@ def variants(uncertainties: Mapping[str, Uncertainty]) -> Iterator[dict[str, flo
     """The factors of all steps that `prediction_interval` asks for."""
     yield {}
     for term, uncertainty in uncertainties.items():
-        yield from ({term: factor} for factor in edges(uncertainty))
+        yield from ({term: factor} for factor in uncertainty.edges)
     if uncertainties.keys() >= _BOTH:
         yield _both_short(uncertainties)
 
 
 def _both_short(uncertainties: Mapping[str, Uncertainty]) -> dict[str, float]:
     """Factors that shorten both, together as likely as one of them alone at its edge."""
-    return {term: edges(uncertainties[term])[0] ** sqrt(0.5) for term in ("compute", "host")}
+    return {term: uncertainties[term].edges[0] ** sqrt(0.5) for term in ("compute", "host")}
 
 
 def _as_device_or_host(
@@ -185,7 +185,7 @@ def if_measured(mean_s: float, interval: PredictionInterval, sigma: float) -> tu
 
     The effect of compute shrinks as its deviation does; the measurement has the host's.
     """
-    measured, estimated = edges(COMPUTE["measured"]), edges(Uncertainty(sigma, ""))
+    measured, estimated = COMPUTE["measured"].edges, Uncertainty(sigma, "").edges
     low, high = ((1 - m) / (1 - e) for m, e in zip(measured, estimated, strict=True))
     sources = [
         replace(source, low_s=low * source.low_s, high_s=high * source.high_s)
@@ -205,12 +205,6 @@ def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:
     return below_s, above_s + sum(source.usual_s for source in sources)
 
 
-def edges(uncertainty: Uncertainty) -> tuple[float, float]:
-    """The factors on a time that hold 80 % of what it may be."""
-    high = exp(Z_80 * uncertainty.sigma)
-    return 1 / high, high
-
-
 def _effect(
     term: str,
     uncertainty: Uncertainty,
@@ -219,7 +213,7 @@ def _effect(
     step_s: Callable[..., float],
 ) -> IntervalSource:
     """The step with one input low and high, each at its edge of the 80 % range."""
-    low, high = edges(uncertainty)
+    low, high = uncertainty.edges
     low_s = max(0.0, base_s - step_s(**{term: low})) * scale
     high_s = max(0.0, step_s(**{term: high}) - base_s) * scale
     edges_said = f"{low - 1:.0%} / {high - 1:+.0%}" if high < _MANY_TIMES else f"/ or x {high:.3g}"

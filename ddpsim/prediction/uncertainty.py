@@ -26,7 +26,6 @@ from ddpsim.prediction.interval import (
     UNEQUAL_RANKS,
     UNKNOWN_DEVICE,
     RankVariation,
-    edges,
     lengthening,
     ranks_differ,
     uncalibrated_interference,
@@ -140,7 +139,7 @@ def _of_host(job: Job) -> Uncertainty | None:
     uncertainty = HOST if counts else _of_launches(job) if estimated else GPU_HOOKS
     if has_units:
         uncertainty = max(uncertainty, GPU_HOOKS, key=lambda each: each.sigma)
-    _, most = edges(uncertainty)
+    most = uncertainty.factor
     if most * job.host_share <= 1:
         return None
     slow_host_s, usual_s = job.steps_s([{"host": most}, {}])

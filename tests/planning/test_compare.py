@@ -15,7 +15,7 @@ from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step
 from ddpsim.planning.sweeps.grid import Grid
 from ddpsim.planning.sweeps.sweep import sweep
-from ddpsim.prediction.interval import HOST, ROOFLINE, edges
+from ddpsim.prediction.interval import HOST, ROOFLINE
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
@@ -76,7 +76,7 @@ def test_the_interval_is_of_inputs_wrong_in_both(resnet: dict[str, Change]) -> N
     ):
         moves = [
             other.step_s(**{term: factor}) - first.step_s(**{term: factor}) - still_s
-            for factor in edges(uncertainty)
+            for factor in uncertainty.edges
         ]
         below = math.hypot(below, max(0, -min(moves)))
         above = math.hypot(above, max(0, *moves))
@@ -103,7 +103,7 @@ def test_what_is_known_from_other_sources_is_wrong_on_its_own() -> None:
         ours, theirs = (
             [
                 job.step_s(**{term: f}) - job.step_s()
-                for f in (edges(uncertainties(job)[term]) if term in uncertainties(job) else (1, 1))
+                for f in (uncertainties(job)[term].edges if term in uncertainties(job) else (1, 1))
             ]
             for job in (first, other)
         )
@@ -128,7 +128,7 @@ def test_hidden_communication_that_slows_nothing_known_widens_a_difference(
     below_s, above_s = [0.0], [0.0]
     for term, doubt in uncertainties(jobs[0]).items():
         ours, theirs = (
-            [job.step_s(**{term: f}) - job.step_s() for f in edges(doubt)] for job in jobs
+            [job.step_s(**{term: f}) - job.step_s() for f in doubt.edges] for job in jobs
         )
         moves = [theirs[i] - ours[i] for i in range(2)]
         below_s.append(max(0, -min(moves)))

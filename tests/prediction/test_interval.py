@@ -9,6 +9,8 @@ import pytest
 from shipped_scenarios import predict, suggested
 
 import ddpsim
+from ddpsim.cluster.from_links import CHOSEN_NETWORK
+from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.prediction.interval import (
     RankVariation,
     lengthening,
@@ -17,6 +19,7 @@ from ddpsim.prediction.interval import (
     together,
     uncalibrated_interference,
 )
+from ddpsim.prediction.resolve import resolve
 from ddpsim.provenance import Uncertainty
 from ddpsim.report.text import render
 from ddpsim.result.model import IntervalSource
@@ -80,6 +83,22 @@ def test_trust_is_told_of_the_link_that_limits(transport: str, limit: str, known
     assert limit in result.bottleneck.text
     trust = render(result, "box.yaml").partition("\ntrust ")[2].splitlines()[0]
     assert known in trust
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_no_step_is_faster_than_the_other_links_allow(gpus: int) -> None:
+    """GPUs may meet in host memory four times as fast, and still all bytes pass the NICs."""
+    network = {"bandwidth": "10 Gbit/s", "transport": "tcp"}
+    cluster = {"device": "l40s", "nodes": 8, "gpus_per_node": gpus, "inter_node": network}
+    workload = {"model": "bert-base", "batch_per_rank": 16, "precision": "amp-fp16"}
+    document = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    job = resolve(ddpsim.load_scenario(document))
+    wires = Wires.of(job.scenario.cluster)
+    share = min(1.0, rate_of(wires.intra) / wires.network_rate)  # of the time, on the NICs alone
+    assert job.network.uncertainty
+    low, high = job.network.uncertainty.edges
+    assert low == pytest.approx(share / CHOSEN_NETWORK.usual.factor)
+    assert (share < 1, high > 4) == (gpus == 8, True)
 
 
 def test_a_straggler_is_as_uncertain_as_the_others() -> None:

@@ -17,7 +17,6 @@ from published_steps import PublishedStep, estimated_s, published_steps, scenari
 
 import ddpsim
 from ddpsim.prediction.interval import ROOFLINE
-from ddpsim.prediction.uncertainty import edges
 from held_out.own_models import MODELS
 from held_out.predicted import Predicted
 
@@ -78,7 +77,7 @@ def _model_files() -> Iterator[dict[str, Path]]:
 def _judged(step: PublishedStep, file: Path | None) -> Judged:
     if step.head:  # no scenario has the model without its heads
         step_s = estimated_s(step)
-        edges_s = (step_s * edge for edge in edges(ROOFLINE["attention"]))
+        edges_s = (step_s * edge for edge in ROOFLINE["attention"].edges)
         return Judged(step.step_s, step_s, *edges_s, step)
     scenario = scenario_of(step)
     if file:
