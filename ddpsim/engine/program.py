@@ -80,7 +80,7 @@ class Program:
         """The instructions of a steady step, the first of its period."""
         return self.steady().step(0)
 
-    @property
+    @cached_property
     def steady_period(self) -> tuple[CompiledStep, ...]:
         """Each steady step until they come again."""
         steady = self.steady()

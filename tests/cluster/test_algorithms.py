@@ -27,7 +27,11 @@ from ddpsim.engine.sharing import fair_share
 
 MICROSECONDS = st.integers(0, 50).map(lambda us: us * 1e-6)
 LINKS = st.builds(
-    Link, MICROSECONDS, st.integers(1, 4000).map(lambda r: r * 1e8), st.just(0.0) | MICROSECONDS
+    Link,
+    MICROSECONDS,
+    st.integers(1, 4000).map(lambda r: r * 1e8),
+    st.just(0.0) | MICROSECONDS,
+    st.just(1.0),
 )
 SIZES = st.integers(1, 2**28)
 NAMES = sorted(ALGORITHMS)

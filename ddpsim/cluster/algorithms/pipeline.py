@@ -114,7 +114,7 @@ class Pipeline:
         return merged
 
     def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
-        return replace(paths.between(ends), flows=flows) if flows else self._inside(paths, ends)
+        return paths.between(ends)._replace(flows=flows) if flows else self._inside(paths, ends)
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""

@@ -5,7 +5,6 @@ Source: nccl src/device/all_reduce.h (what a tree, and NVLS, send).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -50,7 +49,7 @@ def _chain(paths: Paths, ends: Ends | None = None) -> Link:
     Where words are passed on as they come, a chunk's bytes take their time once a chain.
     """
     hops = max(1, paths.gpus_per_node - 1) if paths.streams else 1
-    return replace(part(paths.within(ends), 2 / hops), flows=2 * hops)
+    return part(paths.within(ends), 2 / hops)._replace(flows=2 * hops)
 
 
 def both_switched(paths: Paths) -> tuple[Pipeline, ...]:
@@ -72,4 +71,4 @@ def _switched(nodes: int, g: int) -> tuple[Pipeline, ...]:
 def _to_switch(paths: Paths, ends: Ends | None = None) -> Link:
     """Both halves of the bytes share it; its latency is that of there and back."""
     link = paths.to_switch(ends)
-    return part(replace(link, latency_s=link.latency_s / 2), 2)
+    return part(link._replace(latency_s=link.latency_s / 2), 2)

@@ -9,9 +9,8 @@ in v2.5 to v2.19.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, floor, inf, log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.nccl import thresholds
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
@@ -35,8 +34,7 @@ _NVLS_CHANNELS = {"hopper": 16, "blackwell": 32}
 _NVLS_CHUNK_BYTES = 128 * _KIB
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How one all-reduce is cut.
 
     `chunk_bytes`: what a pipeline passes on at a time, all channels of half of the bytes together.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from ddpsim.scenario.base import first_rank, ranks_by_node
 from ddpsim.units import to_ns
@@ -211,8 +212,7 @@ def leaving_ns(link: Link, size_bytes: int) -> int:
     return to_ns(link.flows * link.busy_s(size_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One direction of one hop, by the LogGP model (Alexandrov et al. 1995).
 
     A message keeps the link busy for `overhead_s` and for its bytes, and arrives `latency_s` after
@@ -227,32 +227,32 @@ class Link:
 
     def widened(self, factor: float) -> Link:
         """With `factor` times the bandwidth, which may be less than 1."""
-        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
+        return self._replace(bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
 
     def at_most(self, bytes_per_s: float) -> Link:
         """With no more bandwidth than that."""
         if self.bandwidth_bytes_per_s <= bytes_per_s:
             return self
-        return replace(self, bandwidth_bytes_per_s=bytes_per_s)
+        return self._replace(bandwidth_bytes_per_s=bytes_per_s)
 
     def copied(self, s_per_byte: float) -> Link:
         """Return a link whose messages are copied first, at so many seconds a byte."""
         if not s_per_byte:
             return self
         bytes_per_s = 1 / (1 / self.bandwidth_bytes_per_s + s_per_byte)
-        return replace(self, bandwidth_bytes_per_s=bytes_per_s)
+        return self._replace(bandwidth_bytes_per_s=bytes_per_s)
 
     def later(self, factor: float) -> Link:
         """With `factor` times the latency."""
-        return replace(self, latency_s=self.latency_s * factor)
+        return self._replace(latency_s=self.latency_s * factor)
 
     def slower(self, factor: float) -> Link:
         """Return it with everything `factor` times as slow."""
-        return replace(
-            self,
-            latency_s=self.latency_s * factor,
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
-            overhead_s=self.overhead_s * factor,
+        return Link(
+            self.latency_s * factor,
+            self.bandwidth_bytes_per_s / factor,
+            self.overhead_s * factor,
+            self.flows,
         )
 
     def busy_s(self, size_bytes: int) -> float:
