@@ -231,7 +231,7 @@ class Lanes(Layered):
             ends_ns[lanes], waited = self._slow.work_ends(
                 lanes, now_ns[lanes], works_ns, launched_ns
             )
-            if waited is not None:
+            if waited is not None and waited.any():
                 self._waited[np.arange(lanes.start, lanes.stop)[waited] // self._shape[1]] = True
         self._stream_ns = ends_ns.reshape(self._shape)
         if self._blocks:

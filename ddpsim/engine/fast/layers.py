@@ -131,7 +131,8 @@ def _keys(parts: Sequence[_Part]) -> Iterator[_Key]:
     sent, recorded = 0, 0
     last_ns: Ticks | float = 0.0
     for place, part in enumerate(parts):
-        after = np.asarray(part.offset_ns - last_ns).tobytes()
+        later_ns = part.offset_ns - last_ns
+        after = later_ns if isinstance(later_ns, float) else later_ns.tobytes()
         last_ns = part.offset_ns
         match part.first:
             case Compute() if isinstance(part, TrialWork):

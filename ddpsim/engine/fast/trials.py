@@ -11,7 +11,7 @@ import numpy as np
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ProcessGroup, Transfer
-from ddpsim.engine.compiled import CompiledStep, Part
+from ddpsim.engine.compiled import CompiledStep
 from ddpsim.engine.fast.host import Batches, Host, Trial
 from ddpsim.engine.fast.lane import PER_MILLE
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction
@@ -45,27 +45,35 @@ class TrialWork:
 
     @classmethod
     def of(
-        cls, parts: Sequence[Part], most: int | None, *, blocks: bool = False
+        cls, figures: Ticks, first: Compute, most: int | None, *, blocks: bool = False
     ) -> Iterator[TrialWork]:
-        """What takes the device's time, or the host's if it `blocks`, `most` works at once."""
-        each = zip(*(part.works for part in parts), strict=True)
-        kept = [works for works in each if blocks or any(i.device_ns for _, i in works)]
-        figures = np.array([[(ns, i.device_ns) for ns, i in works] for works in kept], np.float64)
-        many = most or max(1, len(kept))
-        for begin in range(0, len(kept), many):
+        """Offsets and device times, [works, trials, 2], `most` works at once; see `offset_ns`."""
+        many = most or max(1, len(figures))
+        for begin in range(0, len(figures), many):
             some = figures[begin : begin + many]
             last_ns = some[0 if blocks else -1, :, 0]
-            yield cls(some[..., :1], some[..., 1:], column(last_ns.tolist()), kept[begin][0][1])
+            yield cls(some[..., :1], some[..., 1:], column(last_ns.tolist()), first)
 
 
 def side_by_side(
     scripts: Sequence[CompiledStep], most: int | None, *, blocks: bool
 ) -> list[TrialStep | TrialWork]:
-    """The parts of all scripts side by side, `most` works at once."""
+    """The parts of all scripts side by side, `most` works at once.
+
+    Of works those remain that take the device's time, or, if it `blocks`, the host's.
+    """
+    works = [[work for part in script.parts for work in part.works] for script in scripts]
+    figures = np.array([[(ns, i.device_ns) for ns, i in each] for each in zip(*works, strict=True)])
+    figures = figures.reshape(-1, len(scripts), 2).astype(np.float64)
+    counts: list[bool] = (figures[..., 1].any(axis=1) | blocks).tolist()
     steps: list[TrialStep | TrialWork] = []
+    place = 0
     for parts in zip(*(script.parts for script in scripts), strict=True):
-        if parts[0].works:
-            steps += TrialWork.of(parts, most, blocks=blocks)
+        first, many = parts[0].first, len(parts[0].works)
+        if isinstance(first, Compute):
+            some, kept = figures[place : place + many], counts[place : place + many]
+            steps += TrialWork.of(some if all(kept) else some[kept], first, most, blocks=blocks)
+            place += many
         else:
             offset_ns = column([part.offset_ns for part in parts])
             steps.append(TrialStep(offset_ns, tuple(part.first for part in parts)))
