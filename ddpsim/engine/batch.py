@@ -136,12 +136,10 @@ def _begun_late_s(
     means_ns = (now_ns - middle_ns)[trials, last] / (count - middle)
     means_ns = means_ns.clip(lengths_ns.min(axis=1), lengths_ns.max(axis=1))
     for i, (place, past) in enumerate(zip(group, lanes.past, strict=True)):
-        cycle_ns, sums = past.cycle_ns, asked[i].sums
+        cycle_ns = past.cycle_ns
         mean_ns = sum(cycle_ns) / len(cycle_ns) if cycle_ns else float(means_ns[i])
         if cycle_ns or place not in told:
             told[place] = 2 * (mean_ns / NS_PER_S,)
-        if cycle_ns and sums and sums.stood_ns is None:
-            sums.stood_ns = now_ns[i] - now_ns[i].min()
     return told
 
 

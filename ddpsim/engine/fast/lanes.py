@@ -142,7 +142,10 @@ class Lanes(Layered):
         states = self._standing() if waits else [None] * len(self._trials)
         for i in trials:
             waited = bool(self._waited[i])
-            self.past[i].hear(number, lengths[i], self._stream_ns[i], states[i], waited=waited)
+            past, now_ns, sums = self.past[i], self._stream_ns[i], self._trials[i].asked.sums
+            past.hear(number, lengths[i], now_ns, states[i], waited=waited)
+            if sums and past.cycle_ns and sums.stood_ns is None:
+                sums.stood_ns = now_ns - now_ns.min()
 
     def _standing(self) -> list[Ticks]:
         """Moments that later launches depend on, since the step: a trial each, [figures, ranks]."""

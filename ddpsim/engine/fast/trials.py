@@ -65,7 +65,7 @@ def side_by_side(
     works = [[work for part in script.parts for work in part.works] for script in scripts]
     figures = np.array([[(ns, i.device_ns) for ns, i in each] for each in zip(*works, strict=True)])
     figures = figures.reshape(-1, len(scripts), 2).astype(np.float64)
-    counts: list[bool] = (figures[..., 1].any(axis=1) | blocks).tolist()
+    counts: list[bool] = np.any(figures[..., 1] + blocks, axis=1).tolist()
     steps: list[TrialStep | TrialWork] = []
     place = 0
     for parts in zip(*(script.parts for script in scripts), strict=True):

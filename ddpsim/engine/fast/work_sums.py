@@ -95,7 +95,7 @@ class Prefixes:
 class WorkSums:
     """Sums of works on ranks whose work takes so many times as long, [ranks].
 
-    `stood_ns`: how they stood to each other, [trials, ranks], at the end of some job's steps.
+    `stood_ns`: how they stood to each other at the end of some job's steps.
     """
 
     def __init__(self, factors: Ticks) -> None:
