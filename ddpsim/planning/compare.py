@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError, attempted
 from ddpsim.planning.many import brief_of
+from ddpsim.planning.other_training import other_training
 from ddpsim.planning.shardings import (
     ALL_REDUCE_EACH,
     fit_in_words,
@@ -43,7 +44,6 @@ from ddpsim.workload.numerics import other_numerics
 _CAPS_MB = (1, 10, 25, 50, 100)
 _ZERO1 = "ddp.zero1"
 _OVERLAPS = f"{_ZERO1}.overlap_with_ddp"
-_SOURCES = ("model", "profile", "trace", "parameters")
 _BUDGETS = (0.5, 0.8)  # of torch.compile's partitioner
 
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
@@ -133,10 +133,10 @@ class _Side:
 def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:
     title, settings, note = option.title, option.settings, option.note
     if isinstance(option.scenario, Scenario):
-        others = [*_other_inputs(first.job.scenario, option.scenario)]
+        others = [*other_training(first.job.scenario, option.scenario)]
         if isinstance(other, _Side):
             others += other_numerics(*((s.job.scenario, s.job.model) for s in (first, other)))
-        note = ", ".join(part for part in (note, *others) if part)
+        note = ", ".join(dict.fromkeys(part for part in (note, *others) if part))
     if isinstance(other, DdpsimError):
         return Change(title, settings, note=note, problem=other.reason)
     step_s, first_s = (side.brief.iteration_time_s.mean for side in (other, first))
@@ -157,21 +157,6 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
         note,
         warnings=other.warnings,
     )
-
-
-def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
-    """Names the inputs, options aside, in which two scenarios differ."""
-    ours, theirs = first.workload, other.workload
-    if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
-        yield "another model"
-    if ours.batch_per_rank != theirs.batch_per_rank:
-        yield "another batch"
-    if ours.step_time != theirs.step_time:
-        yield "another step_time"
-    if first.cluster.device.name != other.cluster.device.name:
-        yield "another device"
-    if first.cluster.world_size != other.cluster.world_size:
-        yield "other GPUs"
 
 
 def _steps_s(sides: Sequence[_Side], progress: Stage) -> _Steps:
@@ -257,7 +242,7 @@ def each_strategy(document: Document, options: Mapping[str, Any] | None = None) 
     for name in ("naive", "naive_flat", "per_parameter", "parameter_server"):
         yield option(document, *chosen(name), title=name, note=_unlike(scenario))
     local = (*chosen("local_sgd"), f"ddp.local_sgd.every={_EVERY}")
-    yield option(document, *local, title=f"local_sgd, every={_EVERY}", note="another training")
+    yield option(document, *local, title=f"local_sgd, every={_EVERY}")
     for name in other_strategies():
         yield option(document, *chosen(name), title=name, note="of another package")
     parts = Parts()
@@ -294,7 +279,7 @@ def _others(key: str, current: object, *values: object, note: str = "") -> Itera
 def _of_workload(workload: Workload) -> Iterator[_Changed]:
     """Batch norms without other ranks, no barriers, other checkpoints, adapters and optimizers."""
     if workload.sync_batch_norm:
-        yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
+        yield ["workload.sync_batch_norm=false"], ""
     if workload.barrier_every:
         yield ["workload.barrier_every=null"], ""
     if not workload.measured_by:
@@ -303,7 +288,7 @@ def _of_workload(workload: Workload) -> Iterator[_Changed]:
     if optimizer.name != "adafactor":
         yield from _others("workload.optimizer.fused", optimizer.fused)
     if optimizer.by_parameter:
-        yield ["workload.optimizer=adamw"], "another training"
+        yield ["workload.optimizer=adamw"], ""
 
 
 def _of_estimated(workload: Workload) -> Iterator[_Changed]:
@@ -316,17 +301,16 @@ def _of_estimated(workload: Workload) -> Iterator[_Changed]:
             if checkpointing != options:
                 yield [f"workload.checkpointing={word}"], ""
     if workload.frozen:
-        yield ["workload.frozen=[]"], "another training"
+        yield ["workload.frozen=[]"], ""
     if lora := workload.lora:
-        yield ["workload.lora=null"], "another training"
+        yield ["workload.lora=null"], ""
         if workload.precision == "bf16":
-            yield from _others("workload.lora.base", lora.base, None)
-            yield from _others("workload.lora.base", lora.base, *BASES, note="the base is rounded")
+            yield from _others("workload.lora.base", lora.base, None, *BASES)
 
 
 def _of_another_strategy(ddp: Ddp) -> Iterator[_Changed]:
     """DDP instead, and Megatron's other type of gradients."""
-    yield as_ddp(ddp), "another training" if ddp.local_sgd else ""
+    yield as_ddp(ddp), ""
     if ddp.strategy == "distributed_optimizer" and ddp.shards.params == "bfloat16":
         key = "ddp.distributed_optimizer.grad_reduce_in_bf16"
         yield from _others(key, ddp.shards.grad_reduce_in_bf16)
@@ -372,7 +356,7 @@ def _accumulation(ddp: Ddp) -> Iterator[_Changed]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             only = each if steps == 1 else []
-            yield [f"ddp.accumulation_steps={steps}", *only], "another global batch"
+            yield [f"ddp.accumulation_steps={steps}", *only], ""
     reduces = ddp.is_ddp or ddp.shards_model or ddp.strategy == "per_parameter"
     if ddp.accumulation_steps > 1 and reduces:
         yield [setting("ddp.no_sync", not ddp.no_sync), *each], ""

@@ -370,13 +370,17 @@ class Workload(Spec):
         return next((key for key in MEASURED if getattr(self, key)), None)
 
     @property
+    def sample_size(self) -> tuple[Literal["seq_len", "image_size"], int] | None:
+        """The key that sets what a sample is, and its value; None: it has none, or is unknown."""
+        if self.model is None or (size := catalog.model_table(self.model)["size"]) is None:
+            return None
+        return size["key"], getattr(self, size["key"]) or int(size["default"])
+
+    @property
     def tokens_per_sample(self) -> int | None:
         """Tokens of a sample; None where it has none, or nobody knows."""
-        if self.model is None:
-            return None
-        size = catalog.model_table(self.model)["size"]
-        of_tokens = size and size["key"] == "seq_len"
-        return (self.seq_len or int(size["default"])) if of_tokens else None
+        key, size = self.sample_size or ("", 0)
+        return size if key == "seq_len" else None
 
     @property
     def scales_loss(self) -> bool:

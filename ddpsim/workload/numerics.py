@@ -27,9 +27,9 @@ def other_numerics(first: tuple[Scenario, Model], other: tuple[Scenario, Model])
 
 
 def has_float32_weights(scenario: Scenario, model: Model) -> bool:
-    """Whether the optimizer updates float32 weights: parameters, or masters of a sharded one."""
+    """Whether the optimizer updates float32 weights: parameters, or copies of them."""
     in_full = ITEM_BYTES[model.parameters[0].dtype] >= ITEM_BYTES["float32"]
-    return in_full or scenario.ddp.has_own_masters
+    return in_full or scenario.ddp.has_own_masters or scenario.workload.optimizer.masters
 
 
 def reduces_in_half(scenario: Scenario, model: Model) -> bool:
