@@ -28,6 +28,7 @@ _SMALL = 0.002  # of the step: less is called no difference
 _FIGURES = 61  # columns of a row
 _NOTHING = 0.001  # of an interval's wider edge
 _MOST_SHOWN = 100.0  # times as long: another question
+_FIRST = "the baseline"
 _OWN_COSTS = (
     "DDP's own costs (copies, hooks, launches) widen it only where a cluster profile tells how "
     "they vary"
@@ -76,7 +77,9 @@ def _best(comparison: Comparison) -> Iterator[str]:
     tokens_per_s = samples_per_s * tokens if tokens else None
     rate = rate_in_words(samples_per_s, tokens_per_s)
     amount = amount_in_words(samples_per_s, tokens_per_s, comparison.gpus)
-    yield from labelled("best", f"{best.title}: {rate}, {amount}; it fits, and trains the same")
+    told = "" if is_told_apart(best) else f"; not told apart from {comparison.baseline or _FIRST}"
+    text = f"{best.title}: {rate}, {amount}; it fits, and trains the same{told}"
+    yield from labelled("best" if not told else "best ?", text)
 
 
 def _row(change: Change) -> str:
@@ -103,6 +106,11 @@ def _signed_in(unit: str, seconds: float, widest_s: float) -> str:
     if abs(seconds) < _NOTHING * widest_s:
         return "0"
     return f"{'-' if seconds < 0 else '+'}{long_duration_in(unit, abs(seconds))}"
+
+
+def is_told_apart(change: Change) -> bool:
+    """Whether a change differs from the baseline by more than its interval, and by enough."""
+    return change.is_sure and abs(change.change) >= _SMALL
 
 
 def verdict(change: Change) -> str:

@@ -266,7 +266,7 @@ def test_the_best_fits_trains_the_same_and_says_what_tokens_cost() -> None:
     changes = [
         Change("too large", (), change_s=-0.9, fits=False),
         Change("local_sgd", (), change_s=-0.8, note="another training"),
-        Change("hsdp", (), change_s=-0.5),
+        Change("hsdp", (), change_s=-0.5, change=-0.5, low_s=-0.6, high_s=-0.4),
         Change("zero1", (), change_s=0.5),
     ]
     more = {"gpus": 16, "tokens_per_sample": 1000}
@@ -277,6 +277,26 @@ def test_the_best_fits_trains_the_same_and_says_what_tokens_cost() -> None:
     slower = Comparison("a", 16, 64, 1.0, None, tuple(changes[3:]), **more)
     assert slower.best is None
     assert "best" not in render_comparison(slower)
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "is_told"), [(-0.6, -0.4, True), (-0.6, 0.1, False), (-0.6, 0.0, False)]
+)
+def test_the_best_says_whether_it_is_told_apart(low_s: float, high_s: float, is_told: bool) -> None:
+    best = Change("hsdp", (), change_s=-0.5, change=-0.5, low_s=low_s, high_s=high_s)
+    compared = Comparison("a", 16, 64, 1.0, None, (best,), baseline="a.yaml under ddp", gpus=16)
+    text = " ".join(render_comparison(compared).split())
+    assert compared.best is best
+    assert ("best ? hsdp" in text) is not is_told
+    said = "it fits, and trains the same; not told apart from a.yaml under ddp"
+    assert (said in text) is not is_told
+
+
+def test_a_best_that_is_the_same_is_not_told_apart() -> None:
+    """Its interval leaves zero out, but nobody would measure it."""
+    best = Change("hsdp", (), change_s=-0.001, change=-0.001, low_s=-0.0012, high_s=-0.0008)
+    text = render_comparison(Comparison("a", 16, 64, 1.0, None, (best,), gpus=16))
+    assert "not told apart from the baseline" in " ".join(text.split())
 
 
 def test_data_parallel_has_none_of_ddps_options() -> None:
