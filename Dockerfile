@@ -8,7 +8,7 @@
 #
 #   FROM nvcr.io/nvidia/pytorch:YY.MM-py3
 #   COPY . /src
-#   RUN pip install simpy numpy pydantic ruamel.yaml "typer<0.30" rich plotly jinja2 scipy \
+#   RUN pip install simpy numpy pydantic ruamel.yaml "typer<0.30" rich jinja2 scipy \
 #    && pip install --no-deps /src
 
 FROM python:3.12@sha256:dd4fe98ab39f91e936f8e7e7a65a3ce59ecfb11e32f9a125b3132779920ba7f7 AS build
