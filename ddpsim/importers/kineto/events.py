@@ -417,8 +417,8 @@ class TraceEvents:
         self.device = self._one_device()
 
     def _one_device(self) -> int:
-        told = (event.args.get("device") for event in self.kernels)
-        devices = sorted({device for device in told if isinstance(device, int)})
+        of_kernels = (event.args.get("device") for event in self.kernels)
+        devices = sorted({device for device in of_kernels if isinstance(device, int)})
         if len(devices) > 1:
             raise self.wrong(
                 f"holds kernels of {len(devices)} devices ({', '.join(map(str, devices))}); "
@@ -481,28 +481,28 @@ class TraceEvents:
     @cached_property
     def ddp(self) -> dict[int | str, Intervals]:
         """When the host is busy with what DDP adds, by thread."""
-        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
+        by_thread: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         for op in self.ops:
             if op.name.startswith(OF_DDP):
-                found[op.thread].append((op.start_us, op.end_us))
+                by_thread[op.thread].append((op.start_us, op.end_us))
         for thread, hooks in self.hooks.items():
-            found[thread] += zip(hooks.starts, hooks.ends, strict=True)
-        for thread in list(found):
-            found[thread] += _copies_back(op for op in self.ops if op.thread == thread)
-        found[self.main] += self.broadcasts
-        return {thread: Intervals(spans) for thread, spans in found.items()}
+            by_thread[thread] += zip(hooks.starts, hooks.ends, strict=True)
+        for thread in list(by_thread):
+            by_thread[thread] += _copies_back(op for op in self.ops if op.thread == thread)
+        by_thread[self.main] += self.broadcasts
+        return {thread: Intervals(spans) for thread, spans in by_thread.items()}
 
     @cached_property
     def broadcasts(self) -> list[tuple[float, float]]:
         """When the main thread broadcasts buffers; gloo's host waits in the midst of it."""
-        found, began_us = [], None
+        spans, began_us = [], None
         for op in (op for op in self.ops if op.thread == self.main):
             if op.name == BROADCAST and began_us is None:
                 began_us = op.start_us
             elif "unflatten_dense_tensors" in op.name and began_us is not None:
-                found.append((began_us, op.end_us))
+                spans.append((began_us, op.end_us))
                 began_us = None
-        return found
+        return spans
 
     @cached_property
     def checkpoints(self) -> Intervals:
@@ -512,7 +512,7 @@ class TraceEvents:
     @cached_property
     def hooks(self) -> dict[int | str, Intervals]:
         """When DDP's hooks run, by thread: in a gradient's node, after the gradient is there."""
-        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
+        by_thread: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         ends = {
             thread: sorted(op.end_us for op in self.accumulated if op.thread == thread)
             for thread in self.backward_threads
@@ -522,8 +522,8 @@ class TraceEvents:
                 ready = ends.get(node.thread, [])
                 first = bisect_right(ready, node.start_us)
                 if first < len(ready) and ready[first] < node.end_us:
-                    found[node.thread].append((ready[first], node.end_us))
-        return {thread: Intervals(spans) for thread, spans in found.items()}
+                    by_thread[node.thread].append((ready[first], node.end_us))
+        return {thread: Intervals(spans) for thread, spans in by_thread.items()}
 
     @cached_property
     def _collective_calls(self) -> list[Event]:
@@ -575,15 +575,15 @@ class TraceEvents:
     @cached_property
     def unpaid(self) -> dict[int | str, Intervals]:
         """When the host does nothing for the model, by thread: DDP's work, the loader's, waits."""
-        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
+        by_thread: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         for thread, spans in self.ddp.items():
-            found[thread] += zip(spans.starts, spans.ends, strict=True)
-        found[self.main] += zip(self.loader.starts, self.loader.ends, strict=True)
+            by_thread[thread] += zip(spans.starts, spans.ends, strict=True)
+        by_thread[self.main] += zip(self.loader.starts, self.loader.ends, strict=True)
         for call in self.calls:
             usual_us = 0.0 if "Synchronize" in call.name else _LONGEST_CALL_US
             if call.end_us - call.start_us > usual_us:
-                found[call.thread].append((call.start_us + usual_us, call.end_us))
-        return {thread: Intervals(spans) for thread, spans in found.items()}
+                by_thread[call.thread].append((call.start_us + usual_us, call.end_us))
+        return {thread: Intervals(spans) for thread, spans in by_thread.items()}
 
     def host_us(self, thread: int | str, start_us: float, end_us: float) -> float:
         """The host's work for the model on a thread."""
@@ -625,22 +625,22 @@ class TraceEvents:
     @cached_property
     def gpu(self) -> list[DeviceWork]:
         """All that the device did, by its launch; raises ImportFailedError if much has none."""
-        found, covered_us = [], float("-inf")
+        works, covered_us = [], float("-inf")
         for event in self.kernels:
             launch = self._launch(event)
             if launch is None:
                 continue
             if is_communication(event):
-                found.append(DeviceWork(launch, event, 0.0))
+                works.append(DeviceWork(launch, event, 0.0))
                 continue
             start_us = max(event.start_us, covered_us)
             if launch.end_us <= covered_us < event.start_us <= covered_us + _LONGEST_PAUSE_US:
                 start_us = covered_us
-            found.append(DeviceWork(launch, event, max(0.0, event.end_us - start_us)))
+            works.append(DeviceWork(launch, event, max(0.0, event.end_us - start_us)))
             covered_us = max(covered_us, event.end_us)
-        if self.kernels and 2 * len(found) < len(self.kernels):
+        if self.kernels and 2 * len(works) < len(self.kernels):
             raise self.wrong(
-                f"the launch of {len(self.kernels) - len(found)} of {len(self.kernels)} kernels is "
+                f"the launch of {len(self.kernels) - len(works)} of {len(self.kernels)} kernels is "
                 "not recorded; record with ProfilerActivity.CPU too"
             )
         if self.lost.share > _MOST_LOST:
@@ -649,7 +649,7 @@ class TraceEvents:
                 "kernels' time, is not recorded, so where they belong is not known; record with "
                 "ProfilerActivity.CPU too, and fewer steps (torch.profiler.schedule)"
             )
-        return sorted(found, key=lambda work: work.launch.start_us)
+        return sorted(works, key=lambda work: work.launch.start_us)
 
     @cached_property
     def _launched_us(self) -> list[float]:

@@ -202,8 +202,8 @@ class KinetoStep:
 
 def range_of_unlike(counts: Iterable[int]) -> str:
     """Counts that differ in words, `3 to 5`; empty if all are the same."""
-    told = set(counts)
-    return f"{min(told)} to {max(told)}" if len(told) > 1 else ""
+    values = set(counts)
+    return f"{min(values)} to {max(values)}" if len(values) > 1 else ""
 
 
 class KernelChoice(NamedTuple):
@@ -231,8 +231,8 @@ def kernel_choice(name: str, channels: int | None, threads: int | None) -> Kerne
     if match is None:
         return None
     is_tree = match["algorithm"] == "TREE"
-    known = _TREE_THREADS if is_tree else _RING_THREADS
-    protocol = known.get(threads or 0)
+    protocols = _TREE_THREADS if is_tree else _RING_THREADS
+    protocol = protocols.get(threads or 0)
     since_2_19 = name.startswith("ncclDevKernel")
     others = ("ring", "nvls") if since_2_19 and protocol in (None, "Simple") else ("ring",)
     return KernelChoice(("tree",) if is_tree else others, protocol, channels)

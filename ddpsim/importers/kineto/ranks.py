@@ -92,8 +92,8 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     """Read a trace of whole training steps; raises ImportFailedError, which says what to do."""
     file = read_trace_file(source)
     trace = TraceEvents(file)
-    found = (_read_whole_step(trace, window) for window in trace.windows)
-    steps = _lasting(step for step in found if step)
+    whole = (_read_whole_step(trace, window) for window in trace.windows)
+    steps = _lasting(step for step in whole if step)
     if not steps:
         raise file.wrong("none of its steps holds a backward; record whole training steps")
     steady = steps[1:] or steps
@@ -120,15 +120,15 @@ def read_trace(source: SourceFile) -> KinetoTrace:
 
 def _lasting(steps: Iterable[KinetoStep]) -> tuple[KinetoStep, ...]:
     """Adds how long after the one before each is done."""
-    found: list[KinetoStep] = []
+    series: list[KinetoStep] = []
     for step in steps:
-        if not found:
-            found.append(step)
+        if not series:
+            series.append(step)
             continue
-        lasts_s = max(0.0, step.done_s - found[-1].done_s)
+        lasts_s = max(0.0, step.done_s - series[-1].done_s)
         parts = step.parts._replace(other=step.parts.other + lasts_s - step.length_s)
-        found.append(replace(step, lasts_s=lasts_s, parts=parts))
-    return tuple(found)
+        series.append(replace(step, lasts_s=lasts_s, parts=parts))
+    return tuple(series)
 
 
 def _whole(file: TraceFile, key: str) -> int | None:
@@ -191,10 +191,10 @@ def both_ways(trace: TraceEvents) -> BothWays:
             beside[what].append(length_us)
         elif share < 1 - _WHOLE:
             alone[what].append(length_us)
-    known = [each for each in beside if min(len(beside[each]), len(alone[each])) >= _ENOUGH]
+    both = [each for each in beside if min(len(beside[each]), len(alone[each])) >= _ENOUGH]
     return BothWays(
-        sum(len(beside[each]) * median(beside[each]) for each in known) * 1e-6,
-        sum(len(beside[each]) * median(alone[each]) for each in known) * 1e-6,
+        sum(len(beside[each]) * median(beside[each]) for each in both) * 1e-6,
+        sum(len(beside[each]) * median(alone[each]) for each in both) * 1e-6,
     )
 
 
@@ -214,10 +214,10 @@ def _read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
     Raises ImportFailedError for one whose parts are not micro-batches of one model under DDP.
     """
     parts = [read_step(trace, each) for each in _windows(trace, window)]
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    micro = [part for part in parts if part is not None]
+    if len(micro) < len(parts):
         return read_step(trace, window)
-    return _joined(trace, window, told) if len(told) > 1 else told[0]
+    return _joined(trace, window, micro) if len(micro) > 1 else micro[0]
 
 
 def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
@@ -379,8 +379,8 @@ class RankTraces:
 
         None where nothing ran both ways, or noise hides it: a collective makes no work faster.
         """
-        known = [trace.both_ways for trace in self.traces.values()]
-        beside_s, alone_s = (sum(times) for times in zip(*known, strict=True))
+        pairs = [trace.both_ways for trace in self.traces.values()]
+        beside_s, alone_s = (sum(times) for times in zip(*pairs, strict=True))
         return beside_s / alone_s if beside_s > alone_s else None
 
     @property
@@ -391,11 +391,11 @@ class RankTraces:
         """
         if len(self.traces) == 1:
             return ()
-        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        by_place: dict[tuple[int, int], list[float]] = defaultdict(list)
         for each in (each for of_step in self.transfers for each in of_step):
             if each.of_gradients and each.size_bytes:
-                found[each.size_bytes, each.number].append(each.alone_s)
-        return tuple((size, median(times)) for (size, _), times in found.items())
+                by_place[each.size_bytes, each.number].append(each.alone_s)
+        return tuple((size, median(times)) for (size, _), times in by_place.items())
 
     @property
     def points(self) -> dict[int, float]:
@@ -429,20 +429,20 @@ def read_rank_traces(source: SourceFile) -> RankTraces:
             f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
             "steps of one job, alike on every rank"
         )
-    found = tuple(map(tuple, transfers(steps)))
-    return RankTraces(source.given, sizes.pop(), traces, steps, found)
+    by_step = tuple(map(tuple, transfers(steps)))
+    return RankTraces(source.given, sizes.pop(), traces, steps, by_step)
 
 
 def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
-    found: dict[int, KinetoTrace] = {}
+    traces: dict[int, KinetoTrace] = {}
     for file in _files_of(source):
         trace = read_trace(file)
         rank = 0 if trace.rank is None else trace.rank
-        if rank in found:
-            twice = f"is of rank {rank}, as {found[rank].source} is"
+        if rank in traces:
+            twice = f"is of rank {rank}, as {traces[rank].source} is"
             raise ForeignFile(file.given).wrong(twice)
-        found[rank] = trace
-    return dict(sorted(found.items()))
+        traces[rank] = trace
+    return dict(sorted(traces.items()))
 
 
 def _files_of(source: SourceFile) -> list[SourceFile]:
@@ -485,14 +485,14 @@ class Transfer(NamedTuple):
 def clocks_apart_s(ranks: Ranks) -> dict[int, float]:
     """How far each rank's clock is ahead of the first one's: 0 where nothing tells."""
     first = next(iter(ranks.values()))
-    own = {key: each.end_s for step in enumerate(first) for key, each in _keyed(*step)}
+    ends_s = {key: each.end_s for step in enumerate(first) for key, each in _keyed(*step)}
     apart: dict[int, float] = {}
     for rank, steps in ranks.items():
         seen = [
-            each.end_s - own[key]
+            each.end_s - ends_s[key]
             for step in enumerate(steps)
             for key, each in _keyed(*step)
-            if key in own
+            if key in ends_s
         ]
         apart[rank] = median(seen) if seen else 0.0
     return apart
@@ -510,12 +510,12 @@ def _of_step(step: int, ranks: Ranks, apart_s: Mapping[int, float]) -> list[Tran
     for rank, steps in ranks.items():
         for key, each in _keyed(step, steps[step]):
             seen[key][rank] = each
-    found = [
+    common = [
         _met(key[-1], by_rank, apart_s)  # type: ignore[arg-type]
         for key, by_rank in seen.items()
         if len(by_rank) == len(ranks)
     ]
-    return _as_if_alone(sorted(found, key=lambda each: each.end_s))
+    return _as_if_alone(sorted(common, key=lambda each: each.end_s))
 
 
 def _keyed(
@@ -549,10 +549,10 @@ def _met(
     )
 
 
-def _as_if_alone(found: Sequence[Transfer]) -> list[Transfer]:
+def _as_if_alone(of_step: Sequence[Transfer]) -> list[Transfer]:
     """Each gets an equal part of the link while several are in flight."""
     changes: Counter[float] = Counter()
-    for each in found:
+    for each in of_step:
         changes[each.start_s] += 1
         changes[each.end_s] -= 1
     share_s: dict[float, float] = {}  # what one that was always in flight has got by then
@@ -561,4 +561,4 @@ def _as_if_alone(found: Sequence[Transfer]) -> list[Transfer]:
         got_s += (moment_s - before_s) / flying if flying else 0.0
         share_s[moment_s], before_s = got_s, moment_s
         flying += changes[moment_s]
-    return [each._replace(alone_s=share_s[each.end_s] - share_s[each.start_s]) for each in found]
+    return [each._replace(alone_s=share_s[each.end_s] - share_s[each.start_s]) for each in of_step]

@@ -59,7 +59,7 @@ def read_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
     """What a step holds, None if no backward; raises ImportFailedError if it holds several."""
     nodes = within(trace.nodes, window)
     ready = within(trace.accumulated, window)
-    return _Step(trace, window, nodes, ready).told() if ready and nodes else None
+    return _Step(trace, window, nodes, ready).times() if ready and nodes else None
 
 
 class _Step:
@@ -138,7 +138,7 @@ class _Step:
             if op.start_us not in nodes and op.start_us not in ddp
         ).within(self.begins_us, self.ends_us)
 
-    def told(self) -> KinetoStep:
+    def times(self) -> KinetoStep:
         """The step's times; raises ImportFailedError if it is several."""
         window = self.window
         forwards = [op for op in within(self.trace.ops, window) if op.name == DDP_FORWARD]
@@ -205,8 +205,8 @@ class _Step:
                 end - start - device.within(start, end)
                 for start, end in trace.loader.beginning_within(window.start_us, window.end_us)
             )
-        known = (data_us * _S, forward_s, backward_s, exposed_us * _S, optimizer_s)
-        return StepParts(*known, other=(window.end_us - window.start_us) * _S - sum(known))
+        parts_s = (data_us * _S, forward_s, backward_s, exposed_us * _S, optimizer_s)
+        return StepParts(*parts_s, other=(window.end_us - window.start_us) * _S - sum(parts_s))
 
     def _awaited_us(self) -> float:
         """How long kernels that are launched already wait while a collective is under way."""
@@ -245,12 +245,12 @@ class _Step:
     @cached_property
     def _waits(self) -> Intervals:
         """When the main thread waits while buffers are broadcast."""
-        found: list[tuple[float, float]] = []
+        spans: list[tuple[float, float]] = []
         for start_us, end_us in self.trace.broadcasts:
             if self.window.start_us <= start_us < self.begins_us:
                 at_work = self._at_work(start_us, end_us)
-                found += zip([start_us, *at_work.ends], [*at_work.starts, end_us], strict=True)
-        return Intervals(found)
+                spans += zip([start_us, *at_work.ends], [*at_work.starts, end_us], strict=True)
+        return Intervals(spans)
 
     def _at_work(self, start_us: float, end_us: float) -> Intervals:
         return spans_of(
@@ -448,7 +448,7 @@ def _delays_us(trace: TraceEvents, window: Window, ops: Sequence[Event]) -> Iter
 def operation_of(name: str) -> str:
     """`allreduce`, `ncclKernel_AllReduce_RING_LL_Sum_float` and `gloo:all_reduce` are one."""
     plain = name.lower().replace("_", "")
-    return next((known for known in _OPERATIONS if known.replace("_", "") in plain), name)
+    return next((each for each in _OPERATIONS if each.replace("_", "") in plain), name)
 
 
 def _gradient_of(args: dict[str, Any]) -> Gradient:
