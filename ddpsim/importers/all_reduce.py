@@ -55,7 +55,7 @@ _BANDWIDTH = re.compile(
     r"(?<![\w.])(\d{1,6})\s*([KMGT]iB)\s*\|\s*([\d.]+)\s*GBps\s*\|\s*([\d.]+)\s*GBps\b"
 )
 _NO_NODES = "does not say on how many nodes its ranks were"
-_Found = list[tuple[int, re.Match[str]]]
+_Matches = list[tuple[int, re.Match[str]]]
 
 
 def read_all_reduce(
@@ -83,9 +83,9 @@ def _of_benchmark(source: SourceFile, file: Benchmark) -> AllReduceLog:
     header = header_of(lines, _CSV_COLUMNS)
     if header is not None:
         return _read_csv(file, lines, header)
-    if titles := _found(_OSU, lines):
+    if titles := _matches(_OSU, lines):
         return _read_osu(file, lines, titles)
-    if headers := _found(_BANDWIDTHS, lines):
+    if headers := _matches(_BANDWIDTHS, lines):
         if len(headers) > 1:
             raise file.wrong("holds several tables; keep one a file", headers[1][0])
         return _read_bandwidths(file, lines)
@@ -181,34 +181,34 @@ def _said_apart(log: AllReduceLog) -> tuple[str, ...]:
     return (f"{log.source}: {differ} at {at}; {again}",)
 
 
-def _found(wanted: re.Pattern[str], lines: Iterable[str]) -> _Found:
+def _matches(wanted: re.Pattern[str], lines: Iterable[str]) -> _Matches:
     """Lines that hold it, by their numbers."""
-    return [(i, found) for i, line in enumerate(lines, 1) if (found := wanted.search(line))]
+    return [(i, match) for i, line in enumerate(lines, 1) if (match := wanted.search(line))]
 
 
-def _read_osu(file: Benchmark, lines: Sequence[str], titles: _Found) -> AllReduceLog:
+def _read_osu(file: Benchmark, lines: Sequence[str], titles: _Matches) -> AllReduceLog:
     """Average latencies, the first column below a title and a header."""
     if file.operation not in _TESTS:  # whose sizes are those of one rank's part
         raise file.other(f"is of OSU, of which {file.operation} is not read")
     wanted = _TESTS[file.operation]
-    of_it = [(i, found) for i, found in titles if found["test"] == wanted]
+    of_it = [(i, title) for i, title in titles if title["test"] == wanted]
     if not of_it:
-        line, found = titles[0]
-        raise file.other(f"is of OSU's {found['test']} test; wanted its {wanted} test", line)
+        line, title = titles[0]
+        raise file.other(f"is of OSU's {title['test']} test; wanted its {wanted} test", line)
     if len(of_it) > 1:
         several = f"{len(of_it)} tables of OSU's {wanted} test"
         raise file.wrong(f"holds {several}; keep one a file", of_it[1][0])
     first, title = of_it[0]
     end = min((i for i, _ in titles if i > first), default=len(lines) + 1)
-    begins = next((i for i, _ in _found(_LATENCIES, lines[: end - 1]) if i > first), end)
+    begins = next((i for i, _ in _matches(_LATENCIES, lines[: end - 1]) if i > first), end)
     samples = tuple(
         (size, file.number(i, row[2].split()[0], "latency", above_zero=True) * 1e-6)
-        for i, row in _found(_LATENCY, lines[: end - 1])
+        for i, row in _matches(_LATENCY, lines[: end - 1])
         if i >= begins and (size := int(file.number(i, row[1], "size")))
     )
     if not samples:
         raise file.wrong("this table of the OSU micro-benchmarks has no row", first)
-    others = [f"OSU's {found['test']} test (line {i})" for i, found in titles if i != first]
+    others = [f"OSU's {title['test']} test (line {i})" for i, title in titles if i != first]
     only = f"{file.name}: {file.operation} is read; the file also holds {', '.join(others)}"
     # MPI's title names a device's library, such as MPI-CUDA, where buffers may lie on the GPU
     library = title["library"].partition("-")[0]
@@ -224,13 +224,13 @@ def _read_osu(file: Benchmark, lines: Sequence[str], titles: _Found) -> AllReduc
 def _read_bandwidths(file: Benchmark, lines: Sequence[str]) -> AllReduceLog:
     if file.operation != "all_reduce":
         raise file.wrong(f"holds all-reduces alone (all_reduce_bench.py), no {file.operation}")
-    titles = _found(_TITLE, lines)
+    titles = _matches(_TITLE, lines)
     for line, title in titles:
         if title[1] != "all_reduce":
             raise file.other(f"is of {title[1]}; wanted a table of all_reduce", line)
     rows: list[tuple[int, Bandwidths, float]] = []
     left_out = []
-    for i, row in _found(_BANDWIDTH, lines):
+    for i, row in _matches(_BANDWIDTH, lines):
         algbw = file.number(i, row[4], "algbw")
         file.number(i, row[3], "busbw")
         if algbw:
@@ -249,7 +249,7 @@ def _read_bandwidths(file: Benchmark, lines: Sequence[str]) -> AllReduceLog:
     return AllReduceLog(
         *(file.name, "all_reduce_bench.py table", *layout),
         tuple((size, size / (algbw * 1e9)) for size, _, algbw in rows),
-        tuple(sorted({found[1] or found[2] for _, found in _found(_GPU, lines)})),
+        tuple(sorted({gpu[1] or gpu[2] for _, gpu in _matches(_GPU, lines)})),
         (none,) if left_out else (),
         ranks_listed=False,
     )

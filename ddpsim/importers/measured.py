@@ -74,17 +74,17 @@ class AllReduceLog:
 
         Pooled standard deviation of their logarithms, from 1 MiB up where enough sizes are.
         """
-        told = self._ratios()
-        usual = [ratio for size, ratio in told.items() if size >= LEAST_BYTES]
-        ratios = usual if len(usual) >= _ENOUGH else [*told.values()]
+        by_size = self._ratios()
+        usual = [ratio for size, ratio in by_size.items() if size >= LEAST_BYTES]
+        ratios = usual if len(usual) >= _ENOUGH else [*by_size.values()]
         squares = [math.log(ratio) ** 2 / 2 for ratio in ratios]
         return math.sqrt(sum(squares) / len(squares)) if squares else None
 
     @property
     def apart(self) -> tuple[int, ...]:
         """The sizes at which in place and out of place differ by more than 1.5 x."""
-        told = self._ratios().items()
-        return tuple(size for size, ratio in told if max(ratio, 1 / ratio) > FAR_APART)
+        ratios = self._ratios().items()
+        return tuple(size for size, ratio in ratios if max(ratio, 1 / ratio) > FAR_APART)
 
     @property
     def range_bytes(self) -> tuple[int, int]:
@@ -122,8 +122,8 @@ class Bandwidths(NamedTuple):
 
 def parse_layout(text: str) -> Layout:
     """Nodes and GPUs of each in "2x8"; raises ValueError."""
-    found = _LAYOUT.fullmatch(text)
-    layout = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = _LAYOUT.fullmatch(text)
+    layout = (int(match[1]), int(match[2])) if match else (0, 0)
     if not all(layout):
         raise ValueError(f"{text!r} is no layout: wanted nodes x GPUs of each, such as 2x8")
     return layout
@@ -151,15 +151,15 @@ class Benchmark(ForeignFile):
         `ranks` is how many its rows tell, `lacks` what it does not say. Raises ImportFailedError
         where no layout is stated, or one of another number of ranks.
         """
-        told = f"{lacks}; it is of {ranks} ranks" if ranks else lacks
+        problem = f"{lacks}; it is of {ranks} ranks" if ranks else lacks
         if self.layout is None:
             how = f"state nodes x GPUs of each, such as --layout 1x{ranks or 8}, or write it as CSV"
             columns = "size_bytes,time_us,nodes,gpus_per_node"
-            raise NoLayoutError(self.name, f"{told}; {how}: {columns}", line, ranks)
+            raise NoLayoutError(self.name, f"{problem}; {how}: {columns}", line, ranks)
         stated = self.layout[0] * self.layout[1]
         if ranks and ranks != stated:
             differ = f"but {named_layout(self.layout)} are {stated}"
-            raise self.wrong(f"{told}, {differ}; state the layout that was measured", line)
+            raise self.wrong(f"{problem}, {differ}; state the layout that was measured", line)
         return self.layout
 
     def check_bus_factor(self, row: Bandwidths, ranks: int, called: str) -> None:

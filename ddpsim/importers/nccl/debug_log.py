@@ -79,7 +79,7 @@ def read_debug_log(source: SourceFile) -> DebugLog:
 
 def debug_log(name: str, log: Iterable[str]) -> DebugLog:
     """What the lines of a log called `name` say, which may tell of no connection."""
-    found: dict[Connection, None] = {}
+    connections: dict[Connection, None] = {}
     variables: dict[str, str] = {}
     hosts: dict[int, dict[int, str]] = defaultdict(dict)  # by size of a communicator and rank
     version, has_collectives, left = None, False, _MOST
@@ -87,17 +87,17 @@ def debug_log(name: str, log: Iterable[str]) -> DebugLog:
         if " via " not in line and "NCCL" not in line:
             continue
         text = uncoloured(line)
-        found |= dict.fromkeys(map(_connection, _CHANNEL.finditer(text)))
+        connections |= dict.fromkeys(map(_connection, _CHANNEL.finditer(text)))
         variables |= {match["name"]: match["value"] for match in _SET.finditer(text)}
         for match in _RANK.finditer(text):
             hosts[int(match["ranks"])][int(match["rank"])] = match["host"]
             left -= 1
         version = version or _VERSION.search(text)
         has_collectives = has_collectives or " opCount " in text
-        if len(found) + len(variables) > left:
+        if len(connections) + len(variables) > left:
             raise ImportFailedError(name, "tells of more than 2 million connections and ranks")
     return DebugLog(
-        *(name, tuple(found), variables, _layout(hosts)),
+        *(name, tuple(connections), variables, _layout(hosts)),
         version=version and version["version"],
         has_collectives=has_collectives,
         ranks=max(hosts, default=None),

@@ -62,7 +62,7 @@ _CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
 NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
 _AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 _MOST_ROWS = 100_000
-_TOLD = 0.1  # GB/s, from which on two digits are printed
+_PRECISE_GB_S = 0.1  # from which on two digits are printed
 _FASTEST_S, _NEAR = 1e-6, 1.2
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
 
@@ -117,8 +117,8 @@ class TextRow(NamedTuple):
     def is_whole(self) -> bool:
         """Whether all cells are there, and no other text stuck to the root."""
         root = self.root
-        told = root is None or re.fullmatch(r"-?\d+", root) is not None
-        return told and len(self.cells) >= self.wanted
+        is_clean = root is None or re.fullmatch(r"-?\d+", root) is not None
+        return is_clean and len(self.cells) >= self.wanted
 
     @property
     def out_of_place(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def has_rows(text: str) -> bool:
 def _plain_lines(texts: Iterable[str]) -> list[Line]:
     """The lines of a log without prefixes, colours and NCCL's own text."""
     bare = [uncoloured(text) for text in texts]
-    hosts = {found["host"] for text in bare if (found := _DEVICE.search(text))}
+    hosts = {device["host"] for text in bare if (device := _DEVICE.search(text))}
     return [_plain(number, text, hosts) for number, text in enumerate(bare, 1)]
 
 
@@ -168,11 +168,11 @@ def _table_rows(lines: Sequence[Line]) -> list[TextRow]:
 
 def device_of(text: str) -> Device | None:
     """The device that a line lists."""
-    found = _DEVICE.match(text)
-    if not found:
+    match = _DEVICE.match(text)
+    if not match:
         return None
-    told = found.group("host", "ordinal", "bus", "group", "gpu")
-    return Device(int(found["rank"]), *((value or "").strip() for value in told))
+    texts = match.group("host", "ordinal", "bus", "group", "gpu")
+    return Device(int(match["rank"]), *((value or "").strip() for value in texts))
 
 
 def _is_figure(cell: str) -> bool:
@@ -183,8 +183,8 @@ def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
     before = _before_nccl(text, hosts)
     is_framed = before.lstrip().startswith("|")  # a row of a Markdown table
     bare = before.replace("|", " ") if is_framed else before
-    if found := _START.search(bare):  # what stands before it may come again within a row
-        label, bare = bare[: found.start()].strip(), bare[found.start() :]
+    if match := _START.search(bare):  # what stands before it may come again within a row
+        label, bare = bare[: match.start()].strip(), bare[match.start() :]
         is_label = label and not all(map(_is_figure, label.split()))
         bare = bare.replace(label, " ") if is_label else bare
     return Line(number, bare, before != text)
@@ -192,13 +192,13 @@ def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
 
 def _before_nccl(text: str, hosts: Collection[str]) -> str:
     """Text up to `HOST:PID:TID [GPU] NCCL `; the end of a row may stick to the host."""
-    found = _OF_NCCL.search(text) if " NCCL " in text else None
-    if not found:
+    match = _OF_NCCL.search(text) if " NCCL " in text else None
+    if not match:
         return text
-    host = found[1]
+    host = match[1]
     if host not in hosts:
-        host = max((known for known in hosts if host.endswith(known)), key=len, default=host)
-    return _LABELS_AT_THE_END.sub("", text[: found.end(1) - len(host)])
+        host = max((name for name in hosts if host.endswith(name)), key=len, default=host)
+    return _LABELS_AT_THE_END.sub("", text[: match.end(1) - len(host)])
 
 
 class _Run(NamedTuple):
@@ -222,14 +222,14 @@ def _only_runs_of(file: Benchmark, lines: Sequence[Line]) -> tuple[list[Line], t
         return [*lines], ()
     wanted = [run for run in runs if run.may_be(file.operation) or not run.operation]
     others = [run for run in runs if run.operation and not run.may_be(file.operation)]
-    said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
-    note = f"{file.name}: {file.operation} is read; the file also holds {', '.join(said)}"
-    return [line for run in wanted for line in run.lines], (note,) if said else ()
+    names = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
+    note = f"{file.name}: {file.operation} is read; the file also holds {', '.join(names)}"
+    return [line for run in wanted for line in run.lines], (note,) if names else ()
 
 
 def _program_of(line: Line) -> str | None:
-    found = _STARTING.match(line.text)
-    return found[1] if found else None
+    match = _STARTING.match(line.text)
+    return match[1] if match else None
 
 
 def _check_program(file: Benchmark, line: int, program: object) -> None:
@@ -253,8 +253,8 @@ def _check_operation(file: Benchmark, line: int, row: str, redop: object, root: 
 
 
 def _is_another(file: Benchmark, line: int, what: str) -> OtherCollectiveError:
-    told = f"wanted the log of {file.operation}_perf; calibrate import takes others"
-    return file.other(f"{what}; {told} with --operation", line)
+    remedy = f"wanted the log of {file.operation}_perf; calibrate import takes others"
+    return file.other(f"{what}; {remedy} with --operation", line)
 
 
 def _runs(lines: Sequence[Line]) -> list[_Run]:
@@ -275,8 +275,8 @@ def _operation(lines: Sequence[Line]) -> str:
     for program in filter(None, map(_program_of, reversed(lines))):
         if match := _PROGRAM.match(PurePath(program).name):
             return match[1]
-    told = {_told_by(row) for row in _table_rows(lines) if row.is_whole}
-    return told.pop() if len(told) == 1 else ""
+    operations = {_told_by(row) for row in _table_rows(lines) if row.is_whole}
+    return operations.pop() if len(operations) == 1 else ""
 
 
 def _told_by(row: TextRow) -> str:
@@ -365,14 +365,14 @@ def read_text_log(file: Benchmark, texts: Sequence[str], wanted: str) -> AllRedu
         raise file.wrong(f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
     lines, notes = _only_runs_of(file, _plain_lines(texts))
     _check_said(file, lines)
-    found = _table_rows(lines)
-    left_out = _left_out(file, found)
-    rows = [row for each in found if each.is_whole and (row := _text_row(file, each))]
+    table = _table_rows(lines)
+    left_out = _left_out(file, table)
+    rows = [row for each in table if each.is_whole and (row := _text_row(file, each))]
     if not rows:
         whole_row = "whole result row" if left_out else "result row"
         raise file.wrong(f"holds no {whole_row}; wanted {wanted}")
     rows, in_ms = _in_seconds(file, rows)
-    runs = _device_lists(file, lines, found)
+    runs = _device_lists(file, lines, table)
     if runs:
         layout = only_layout(file, {layout_of(file, devices) for devices in runs})
     else:
@@ -485,8 +485,8 @@ def _warnings(file: Benchmark, left_out: Sequence[int]) -> tuple[str, ...]:
     if not left_out:
         return ()
     rows, lines = ("row is", "line") if len(left_out) == 1 else ("rows are", "lines")
-    said = f"{len(left_out)} {rows} left out, broken or cut off: {lines} {listed(left_out)}"
-    return (f"{file.name}: {said}",)
+    text = f"{len(left_out)} {rows} left out, broken or cut off: {lines} {listed(left_out)}"
+    return (f"{file.name}: {text}",)
 
 
 def _text_row(file: Benchmark, row: TextRow) -> _Row | None:
@@ -511,16 +511,16 @@ def _in_seconds(file: Benchmark, rows: list[_Row]) -> tuple[list[_Row], tuple[st
 
     The bandwidths tell. Raises ImportFailedError where they do not, and no link is so fast.
     """
-    told = [
+    ratios = [
         row.size_bytes / (row.time_s * algbw * 1e9)
         for row in rows
-        if (algbw := float(row.bandwidths.algbw)) >= _TOLD
+        if (algbw := float(row.bandwidths.algbw)) >= _PRECISE_GB_S
     ]
-    if not told and max(row.time_s for row in rows) < _FASTEST_S:
+    if not ratios and max(row.time_s for row in rows) < _FASTEST_S:
         raise file.wrong(
             "its times are below 1 us, perhaps of milliseconds; needs rows from 1 MiB up"
         )
-    if not told or not 1 / _NEAR < median(told) / 1000 < _NEAR:
+    if not ratios or not 1 / _NEAR < median(ratios) / 1000 < _NEAR:
         return rows, ()
     scaled = [
         row._replace(
@@ -577,8 +577,8 @@ def _json_devices(file: Benchmark, config: dict[str, Any]) -> list[Device]:
     if not is_list or not devices:
         raise file.wrong("its config lists no devices, so its ranks are not known")
     keys = ("hostname", "device", "device_hex", "group", "device_info")
-    told = [[each.get(key) for key in keys] for each in devices]
+    rows = [[each.get(key) for key in keys] for each in devices]
     return [
         Device(rank, *("" if value is None else str(value).strip() for value in each))
-        for rank, each in enumerate(told)
+        for rank, each in enumerate(rows)
     ]
