@@ -84,26 +84,26 @@ def read_chakra(source: SourceFile) -> ChakraTrace:
             messages = map(_fields, _messages(file))
             if _is_ours(next(messages, {})):
                 raise ImportFailedError(name, "was simulated by ddpsim trace, not measured")
-            told = _told(islice(messages, _MOST_NODES + 1))
+            trace = _trace(islice(messages, _MOST_NODES + 1))
         except ValueError:
             raise ImportFailedError(name, _BROKEN) from None
-    if told.nodes > _MOST_NODES:
+    if trace.nodes > _MOST_NODES:
         raise ImportFailedError(
             name, f"holds more than {_MOST_NODES:,} nodes; give the trace of fewer steps"
         )
-    return told
+    return trace
 
 
-def _told(nodes: Iterable[dict[int, list[Any]]]) -> ChakraTrace:
+def _trace(nodes: Iterable[dict[int, list[Any]]]) -> ChakraTrace:
     compute_us = count = 0
     calls: dict[int, int] = defaultdict(int)
     times_us: dict[int, list[int]] = defaultdict(list)
     for count, node in enumerate(nodes, 1):  # noqa: B007 -- how many there were
-        lasts_us, kind, told = _whole(node, 7), _whole(node, 3), _attributes(node, 10)
+        lasts_us, kind, attributes = _whole(node, 7), _whole(node, 3), _attributes(node, 10)
         is_timed = 0 < lasts_us <= _LONGEST_US
-        if kind == COMPUTE and is_timed and not told.get("is_cpu_op"):
+        if kind == COMPUTE and is_timed and not attributes.get("is_cpu_op"):
             compute_us += lasts_us
-        if kind == COLLECTIVE and (size := _all_reduced(told)):
+        if kind == COLLECTIVE and (size := _all_reduced(attributes)):
             calls[size] += 1
             if is_timed:
                 times_us[size].append(lasts_us)
@@ -111,12 +111,12 @@ def _told(nodes: Iterable[dict[int, list[Any]]]) -> ChakraTrace:
     return ChakraTrace(count, compute_us * 1e-6, dict(sorted(calls.items())), all_reduces)
 
 
-def _all_reduced(told: dict[str, Any]) -> int:
+def _all_reduced(attributes: dict[str, Any]) -> int:
     """Bytes of an all-reduce among all ranks; 0 for another collective."""
-    group, size = told.get("pg_name", b""), told.get("comm_size")
+    group, size = attributes.get("pg_name", b""), attributes.get("comm_size")
     if not isinstance(group, bytes) or group.decode("utf-8", "replace") not in _WORLD:
         return 0
-    is_one = told.get("comm_type") == ALL_REDUCE and isinstance(size, int)
+    is_one = attributes.get("comm_type") == ALL_REDUCE and isinstance(size, int)
     return size if is_one and size is not None and 0 < size <= _MOST_BYTES else 0
 
 
@@ -130,7 +130,7 @@ def _whole(node: dict[int, list[Any]], number: int) -> int:
 
 def _attributes(message: dict[int, list[Any]], number: int) -> dict[str, Any]:
     """Values of attributes by name: numbers, truths, or bytes."""
-    told = {}
+    values = {}
     for content in message.get(number, []):
         if not isinstance(content, bytes):
             raise ValueError
@@ -138,8 +138,8 @@ def _attributes(message: dict[int, list[Any]], number: int) -> dict[str, Any]:
         name = attribute.pop(1, [b""])[-1]
         attribute.pop(2, None)  # its description
         if isinstance(name, bytes) and attribute:
-            told[name.decode("utf-8", "replace")] = next(iter(attribute.values()))[-1]
-    return told
+            values[name.decode("utf-8", "replace")] = next(iter(attribute.values()))[-1]
+    return values
 
 
 def _messages(file: BinaryIO) -> Iterator[bytes]:
@@ -155,23 +155,23 @@ def _messages(file: BinaryIO) -> Iterator[bytes]:
 
 def _fields(content: bytes) -> dict[int, list[Any]]:
     """Values by the number of their field; raises ValueError where they are cut off."""
-    found: dict[int, list[Any]] = defaultdict(list)
+    values: dict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
         number, wire = tag >> 3, tag & 7
         if wire == _VARINT:
             value, at = _varint(content, at)
-            found[number].append(value)
+            values[number].append(value)
             continue
         size = {_WORD: 8, _HALF: 4}.get(wire)
         if wire == _BYTES:
             size, at = _varint(content, at)
         if size is None:
             raise ValueError
-        found[number].append(_taken(content, at, size))
+        values[number].append(_taken(content, at, size))
         at += size
-    return dict(found)
+    return dict(values)
 
 
 def _taken(content: bytes, at: int, size: int) -> bytes:

@@ -180,9 +180,9 @@ def printed(lines: Iterable[str], wanted: re.Pattern[str]) -> Iterator[Printed]:
         goes_on = not line.endswith("\n")
         if is_wanted or goes_on:
             text, start, tags = line.rstrip("\r\n"), 0, []
-            while found := _TAG.match(text, start):
-                tags.append(found[0].strip())
-                start = found.end()
+            while match := _TAG.match(text, start):
+                tags.append(match[0].strip())
+                start = match.end()
             source = " ".join(tag for tag in tags if not _CLOCK.search(tag)) or source
             if is_wanted:
                 yield Printed(source, text, start, line.endswith(("\r", "\n")))

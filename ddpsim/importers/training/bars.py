@@ -157,11 +157,11 @@ def apart(others: Sequence[Sequence[Reading]], step_s: float) -> list[str]:
         return []
     times = [middle(run) for run in others]
     differ = [time_s for time_s in times if not 1 / _SLOWER < time_s / step_s < _SLOWER]
-    said = f"left out: {counted(len(others), 'other run')}"
+    note = f"left out: {counted(len(others), 'other run')}"
     if not differ:
-        return [f"{said} with the same step"]
+        return [f"{note} with the same step"]
     ends = dict.fromkeys(format_duration(time_s) for time_s in (min(differ), max(differ)))
-    return [f"{said}, {len(differ)} with another step ({' to '.join(ends)})"]
+    return [f"{note}, {len(differ)} with another step ({' to '.join(ends)})"]
 
 
 class _Bar(NamedTuple):
@@ -276,17 +276,17 @@ def bars(lines: Iterable[Printed]) -> Iterator[StepLines | TooLittle]:
 def _loops(lines: Iterable[Printed]) -> tuple[list[_Loop], str]:
     loops: dict[tuple[str, str, str | None], _Loop] = {}
     program, place = "tqdm (accelerate, transformers' Trainer)", 0
-    for line, label, found in _drawn(lines):
-        step_s = _seconds(found["rate"], found["unit"])
+    for line, label, bar in _drawn(lines):
+        step_s = _seconds(bar["rate"], bar["unit"])
         if not 0 < step_s < LONGEST_S:
             continue
-        if "v_num" in found["rest"]:
+        if "v_num" in bar["rest"]:
             program = "Lightning"
-        key = line.source, _FIGURE.sub("#", label), found["total"]
-        loop = loops.setdefault(key, _Loop(*key, found["unit"]))
+        key = line.source, _FIGURE.sub("#", label), bar["total"]
+        loop = loops.setdefault(key, _Loop(*key, bar["unit"]))
         number, place = re.search(r"\d{1,12}", label), place + 1
         epoch = int(number[0]) if number else 0
-        loop.add(_Bar(place, int(found["step"]), clock_s(found["elapsed"]), step_s, epoch))
+        loop.add(_Bar(place, int(bar["step"]), clock_s(bar["elapsed"]), step_s, epoch))
     return [*loops.values()], program
 
 
@@ -296,12 +296,12 @@ def _drawn(lines: Iterable[Printed]) -> Iterator[tuple[Printed, str, re.Match[st
         if not any(mark in line.text for mark in MARKS_OF_BARS):
             continue
         end = line.start
-        for found in (found for wanted in _BARS for found in wanted.finditer(line.text, end)):
-            before = _REST.sub("", line.text[end : found.start()])
+        for bar in (bar for wanted in _BARS for bar in wanted.finditer(line.text, end)):
+            before = _REST.sub("", line.text[end : bar.start()])
             starts = [*_BEFORE_BAR.finditer(before)]
             label = before[: starts[-1].start()] if starts else before
-            yield line, _CUT_OFF.split(label)[-1].strip(" :\t")[-40:], found
-            end = found.end()
+            yield line, _CUT_OFF.split(label)[-1].strip(" :\t")[-40:], bar
+            end = bar.end()
 
 
 def _seconds(rate: str, unit: str) -> float:

@@ -218,7 +218,7 @@ def logged_data(log: Iterable[str]) -> Mapping[str, str] | None:
             last = text
     if last is None:
         return None
-    return {found[1]: "".join(filter(None, found.groups()[1:])) for found in _ENTRY.finditer(last)}
+    return {entry[1]: "".join(filter(None, entry.groups()[1:])) for entry in _ENTRY.finditer(last)}
 
 
 def _braced(log: Iterable[str]) -> Iterator[str]:
@@ -243,5 +243,5 @@ def ddp_logging(name: str, data: Mapping[str, str]) -> DdpLogging:
     try:
         return DdpLogging.model_validate({**data, "bucket_bytes": sizes})
     except ValidationError:
-        told = "its bucket_sizes are no list of bytes, as DDP logs them"
-        raise ImportFailedError(name, told) from None
+        problem = "its bucket_sizes are no list of bytes, as DDP logs them"
+        raise ImportFailedError(name, problem) from None

@@ -114,13 +114,13 @@ class _Run(NamedTuple):
 
 def _runs(lines: Sequence[Printed]) -> Iterator[_Run]:
     """Runs of each rank that ended: evaluation before the end of one belongs to it."""
-    told: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    by_source: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for each in lines:
         if "_runtime" in each.text or "_steps_per_second" in each.text:
             is_cut = each.text.rfind("{") > each.text.rfind("}")  # so may its last number be
-            found = _METRIC.findall(each.text + "\n" * (each.is_whole and not is_cut))
-            told[each.source] += [(metric, clock_s(value)) for metric, value in found]
-    for metrics in told.values():
+            pairs = _METRIC.findall(each.text + "\n" * (each.is_whole and not is_cut))
+            by_source[each.source] += [(metric, clock_s(value)) for metric, value in pairs]
+    for metrics in by_source.values():
         runtime_s = evaluation_s = 0.0
         for metric, value in metrics:
             if metric == "eval_runtime":
@@ -279,14 +279,14 @@ def step_lines(name: str, log: Iterable[str]) -> list[StepLines | TooLittle]:
     Raises ImportFailedError where they are too many.
     """
     lines = in_memory(name, printed(log, _MARKS))
-    told = [each for form in _FORMATS if (each := _told(form, lines))]
-    return [*told, *_trainer_lines(lines), *bars(lines)]
+    of_formats = [each for form in _FORMATS if (each := _of_format(form, lines))]
+    return [*of_formats, *_trainer_lines(lines), *bars(lines)]
 
 
-def _told(form: _Format, every: Sequence[Printed]) -> StepLines | TooLittle | None:
+def _of_format(form: _Format, every: Sequence[Printed]) -> StepLines | TooLittle | None:
     lines = [each for each in every if any(mark in each.text for mark in form.marks)]
     readings = [each for each in _readings(form, lines) if 0 < each.step_s < LONGEST_S]
-    if not readings and not _found((form.lacking, form.evaluation, form.line), lines):
+    if not readings and not _count((form.lacking, form.evaluation, form.line), lines):
         return None
     run, notes = longest(readings) if readings else ([], [])
     if len(run) < form.least:
@@ -304,8 +304,8 @@ def _step(
     data_s = _median(each.data_s for each in used) or once.get("data_s")
     optimizer_s = _median(each.optimizer_s for each in used)
     time_s = median(each.step_s for each in used) + ((data_s or 0.0) if form.adds_data else 0.0)
-    told = [each.micro_batches for each in run if each.micro_batches]
-    micro = told[-1] if told else _micro_batches(run[-1].at[-1], once.get("steps"))
+    counts = [each.micro_batches for each in run if each.micro_batches]
+    micro = counts[-1] if counts else _micro_batches(run[-1].at[-1], once.get("steps"))
     takes = format_duration(time_s - (optimizer_s or 0.0))
     takes += " of forward and backward" if optimizer_s else ""
     lines_read = counted(len(run), "line")
@@ -323,7 +323,7 @@ def _step(
         facts.append(f"{micro} micro-batches a step, which takes {format_duration(step_s)}")
     if all_reduce_ms := once.get("all_reduce_ms"):
         facts.append(f"the gradients' all-reduce takes {format_duration(all_reduce_ms * 1e-3)}")
-    if form.evaluation and (left_out := _found((form.evaluation,), lines)):
+    if form.evaluation and (left_out := _count((form.evaluation,), lines)):
         notes = [*notes, f"left out: {counted(left_out, 'line')} of evaluation"]
     assumed = (MAY_ACCUMULATE,) if form.may_be and not micro else ()
     return StepLines(form.program, step_s, (*facts, *notes), micro or 1, assumed)
@@ -333,7 +333,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text.replace("#", _NUMBER))
 
 
-def _found(patterns: Iterable[str], lines: Iterable[Printed]) -> int:
+def _count(patterns: Iterable[str], lines: Iterable[Printed]) -> int:
     """How many lines match one of the patterns."""
     wanted = _pattern("|".join(filter(None, patterns)))
     return sum(wanted.search(each.text) is not None for each in lines)
@@ -341,13 +341,13 @@ def _found(patterns: Iterable[str], lines: Iterable[Printed]) -> int:
 
 def _once(form: _Format, lines: Sequence[Printed]) -> dict[str, float]:
     """The median of each figure that stands apart from the steps."""
-    told: dict[str, list[float]] = defaultdict(list)
+    figures: dict[str, list[float]] = defaultdict(list)
     for wanted in map(_pattern, form.once):
         for each in lines:
-            if found := wanted.search(each.text):
-                for name, value in found.groupdict().items():
-                    told[name].append(float(value))
-    return {name: median(values) for name, values in told.items()}
+            if match := wanted.search(each.text):
+                for name, value in match.groupdict().items():
+                    figures[name].append(float(value))
+    return {name: median(values) for name, values in figures.items()}
 
 
 def _readings(form: _Format, lines: Iterable[Printed]) -> Iterator[Reading]:
@@ -356,23 +356,23 @@ def _readings(form: _Format, lines: Iterable[Printed]) -> Iterator[Reading]:
     above: dict[str, str | None] = {}
     last: dict[str, tuple[float, int]] = {}
     for each in lines:
-        if before and (found := before.search(each.text)):
-            above = found.groupdict()
-        if not (found := wanted.search(each.text)):
+        if before and (match := before.search(each.text)):
+            above = match.groupdict()
+        if not (match := wanted.search(each.text)):
             continue
-        told = {name: value for name, value in (above | found.groupdict()).items() if value}
-        if stamp := told.pop("stamp", None):  # of rates of tokens: stamps tell the steps
-            moment_s, step = _moment_s(stamp), int(told["count"])
+        figures = {name: value for name, value in (above | match.groupdict()).items() if value}
+        if stamp := figures.pop("stamp", None):  # of rates of tokens: stamps tell the steps
+            moment_s, step = _moment_s(stamp), int(figures["count"])
             before_s, first = last.get(each.source, (moment_s, step))
             last[each.source] = moment_s, step
             if step <= first:
                 continue
-            told["s"] = str((moment_s - before_s) / (step - first))
-        yield _reading(each.source, told)
+            figures["s"] = str((moment_s - before_s) / (step - first))
+        yield _reading(each.source, figures)
 
 
-def _reading(source: str, told: Mapping[str, str]) -> Reading:
-    value = {name: float(text) for name, text in told.items()}
+def _reading(source: str, figures: Mapping[str, str]) -> Reading:
+    value = {name: float(text) for name, text in figures.items()}
     step_s = value.get("s", 0.0) + 1e-3 * sum(
         value.get(part, 0.0) for part in ("ms", "fwd", "bwd", "optimizer_ms")
     )
@@ -396,8 +396,8 @@ def _micro_batches(iterations: float, steps: float | None) -> int | None:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    told = [each for each in values if each is not None]
-    return median(told) if told else None
+    numbers = [each for each in values if each is not None]
+    return median(numbers) if numbers else None
 
 
 def _moment_s(stamp: str) -> float:
