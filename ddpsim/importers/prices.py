@@ -78,10 +78,10 @@ def _row(file: ForeignFile, line: int, cells: dict[str, str]) -> ListPrice:
     )
 
 
-def merged(known: Iterable[ListPrice], newer: Iterable[ListPrice]) -> list[ListPrice]:
+def merged(older: Iterable[ListPrice], newer: Iterable[ListPrice]) -> list[ListPrice]:
     """Both tables; of the same machine, provider and region the later row."""
     rows: dict[tuple[str, str, str], ListPrice] = {}
-    for row in (*known, *newer):
+    for row in (*older, *newer):
         key = (row.machine, row.provider, row.region)
         if key not in rows or row.date >= rows[key].date:
             rows[key] = row
@@ -91,13 +91,13 @@ def merged(known: Iterable[ListPrice], newer: Iterable[ListPrice]) -> list[ListP
 def listed_price(rows: Iterable[ListPrice], machine: str | None, term: Term) -> ListPrice:
     """The latest row of a machine that has a price for the term; raises InputError."""
     rows = tuple(rows)
-    found = [row for row in rows if row.machine == machine and row.gpu_hour(term) is not None]
-    if not found:
-        known = sorted({row.machine for row in rows if row.gpu_hour(term) is not None})
+    offers = [row for row in rows if row.machine == machine and row.gpu_hour(term) is not None]
+    if not offers:
+        machines = sorted({row.machine for row in rows if row.gpu_hour(term) is not None})
         what = f"cluster.machine {shown(machine)}" if machine else "a cluster without a machine"
         raise InputError(
             "price",
             f"no {term} price of {what} is known; write --price '2.50 USD', or add a row to "
-            f"--prices. Known: {', '.join(known) or 'none'}",
+            f"--prices. Known: {', '.join(machines) or 'none'}",
         )
-    return max(found, key=lambda row: row.date)
+    return max(offers, key=lambda row: row.date)

@@ -91,22 +91,22 @@ def read_config(program: Program, document: Mapping[str, Any]) -> Config:
         settings |= program.together(values)
     except NotModelledError as error:
         left_out.append(str(error))
-    told = {path: value for path, value in settings.items() if value is not None}
-    return Config(program.name, told, tuple(left_out), tuple(unknown))
+    settings = {path: value for path, value in settings.items() if value is not None}
+    return Config(program.name, settings, tuple(left_out), tuple(unknown))
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """A document's values by dotted key; lists are values. Raises ValueError for too many."""
-    left, found = [(path, value)], 0
+    left, count = [(path, value)], 0
     while left:
         at, each = left.pop()
-        found += 1
-        if found > _MOST_KEYS:  # YAML's anchors may go round
+        count += 1
+        if count > _MOST_KEYS:  # YAML's anchors may go round
             raise ValueError(f"has more than {_MOST_KEYS} keys")
         if not isinstance(each, Mapping):
             yield at, each
             continue
-        left += reversed([(f"{at}.{key}".lstrip("."), own) for key, own in each.items()])
+        left += reversed([(f"{at}.{key}".lstrip("."), inner) for key, inner in each.items()])
 
 
 def _rule(program: Program, key: str) -> Rule | None:
@@ -146,10 +146,10 @@ def chosen(choices: Mapping[str, Settings], instead: str = "") -> Rule:
     """The settings of each value as YAML writes it, small; any other is not modelled."""
 
     def rule(value: Any) -> Settings:
-        found = choices.get(_written(value).lower())
-        if found is None:
+        settings = choices.get(_written(value).lower())
+        if settings is None:
             raise NotModelledError(f" ({instead})" if instead else "")
-        return dict(found)
+        return dict(settings)
 
     return rule
 
@@ -191,12 +191,12 @@ def _optimizer(name: Any, *, fused: bool) -> Settings:
 
     Adafactor and Muon by torch's own class alone: other packages have other ones.
     """
-    package, _, known = str(name).lower().rpartition(".")
-    torchs = package == "torch.optim" and known in ("adafactor", "muon")
-    if known not in ("sgd", "adam", "adamw") and not torchs:
+    package, _, kind = str(name).lower().rpartition(".")
+    torchs = package == "torch.optim" and kind in ("adafactor", "muon")
+    if kind not in ("sgd", "adam", "adamw") and not torchs:
         raise NotModelledError(" (no optimizer of that name; sgd, adam or adamw)")
-    is_fused = fused and known in ("adam", "adamw")  # torchtitan and DeepSpeed have no fused SGD
-    return {"workload.optimizer": {"name": known} | ({"fused": True} if is_fused else {})}
+    is_fused = fused and kind in ("adam", "adamw")  # torchtitan and DeepSpeed have no fused SGD
+    return {"workload.optimizer": {"name": kind} | ({"fused": True} if is_fused else {})}
 
 
 # torchtitan: fully_shard of blocks, computing in bfloat16 unless the config says otherwise
@@ -255,13 +255,13 @@ def _checkpoints(values: Mapping[str, Any]) -> Settings:
 
 def _float8(values: Mapping[str, Any]) -> Settings:
     """Options of float8 where model.converters names it: a section of that name has them."""
-    asked = values.get("model.converters") or []
-    names = [asked] if isinstance(asked, str) else list(asked)
-    known = {"float8", "quantize.linear.float8", "quantize.dense.float8"}
+    converters = values.get("model.converters") or []
+    names = [converters] if isinstance(converters, str) else list(converters)
+    of_float8 = {"float8", "quantize.linear.float8", "quantize.dense.float8"}
     if not names or names == [""]:
         return {}
-    if len(names) > 1 or names[0] not in known:
-        raise NotModelledError(f"model.converters: {asked} (float8 alone)")
+    if len(names) > 1 or names[0] not in of_float8:
+        raise NotModelledError(f"model.converters: {converters} (float8 alone)")
     at = f"{names[0]}."
     recipe = str(values.get(f"{at}recipe_name") or "tensorwise")
     if recipe not in ("tensorwise", "rowwise"):
@@ -335,36 +335,36 @@ _FSDP: dict[str, Rule] = {  # read by _fsdp
 def _fsdp(values: Mapping[str, Any], at: str, precision: str) -> Settings:
     """FSDP1 or, with version 2, fully_shard: `at` begins its keys."""
 
-    def said(key: str, usual: str) -> str:
+    def text(key: str, usual: str) -> str:
         value = values.get(f"{at}{key}")
         return usual if value is None else str(value)
 
     def holds(key: str, usual: str = "false") -> bool:
-        return said(key, usual).lower() == "true"
+        return text(key, usual).lower() == "true"
 
     half = _HALF.get(precision)
     types = {"param": half, "reduce": half} if half else None
     offloads = holds("offload_params")
-    if said("version", "1") == "2":
+    if text("version", "1") == "2":
         settings: Settings = {"ddp.strategy": "fully_shard"}
-        own = "ddp.fully_shard"
-        reshards = said("reshard_after_forward", "true").lower()
-        settings[f"{own}.reshard_after_forward"] = _RESHARDS.get(reshards, "default")
-        settings[f"{own}.offload_policy"] = "CPUOffloadPolicy" if offloads else None
+        path = "ddp.fully_shard"
+        reshards = text("reshard_after_forward", "true").lower()
+        settings[f"{path}.reshard_after_forward"] = _RESHARDS.get(reshards, "default")
+        settings[f"{path}.offload_policy"] = "CPUOffloadPolicy" if offloads else None
     else:
-        settings, own = {"ddp.strategy": "fsdp1"}, "ddp.fsdp1"
-        settings[f"{own}.sharding_strategy"] = _sharding(said("sharding_strategy", "FULL_SHARD"))
+        settings, path = {"ddp.strategy": "fsdp1"}, "ddp.fsdp1"
+        settings[f"{path}.sharding_strategy"] = _sharding(text("sharding_strategy", "FULL_SHARD"))
         for key, usual in (("use_orig_params", "true"), ("forward_prefetch", "false")):
-            settings[f"{own}.{key}"] = holds(key, usual)
-        prefetch = said("backward_prefetch", "BACKWARD_PRE").upper()
-        settings[f"{own}.backward_prefetch"] = prefetch if prefetch.startswith("BACK") else None
-        settings[f"{own}.cpu_offload"] = True if offloads else None
-    settings[f"{own}.mixed_precision"] = types
+            settings[f"{path}.{key}"] = holds(key, usual)
+        prefetch = text("backward_prefetch", "BACKWARD_PRE").upper()
+        settings[f"{path}.backward_prefetch"] = prefetch if prefetch.startswith("BACK") else None
+        settings[f"{path}.cpu_offload"] = True if offloads else None
+    settings[f"{path}.mixed_precision"] = types
     if holds("activation_checkpointing"):
         settings["workload.checkpointing"] = "full"
     least = values.get(f"{at}min_num_params")
     if isinstance(least, (int, float)) and least >= 1:
-        settings[f"{own}.units"] = {"min_parameters": int(least)}
+        settings[f"{path}.units"] = {"min_parameters": int(least)}
     return settings
 
 
@@ -524,16 +524,16 @@ def _trainer(values: Mapping[str, Any]) -> Settings:
         settings |= _optimizer(optim.split("_", maxsplit=1)[0], fused=optim.endswith("fused"))
     if any(key.startswith("deepspeed.") for key in values):
         of_args = {"deepspeed.bf16.enabled": precision == "bf16"}
-        own = values if values.get("deepspeed.bf16.enabled") != "auto" else {**values, **of_args}
-        return settings | _zero(own, "deepspeed.")
-    asked = values.get("fsdp") or ""
-    words = asked.split() if isinstance(asked, str) else [str(each) for each in asked]
+        args = values if values.get("deepspeed.bf16.enabled") != "auto" else {**values, **of_args}
+        return settings | _zero(args, "deepspeed.")
+    fsdp = values.get("fsdp") or ""
+    words = fsdp.split() if isinstance(fsdp, str) else [str(each) for each in fsdp]
     if not words:
         return settings
     inside = {"sharding_strategy": words[0].upper(), "offload_params": "offload" in words}
-    own = {key.removeprefix("fsdp_config."): value for key, value in values.items()}
-    own = {key.removeprefix("fsdp_"): value for key, value in own.items()}
-    return settings | _fsdp(inside | own, "", precision)
+    options = {key.removeprefix("fsdp_config."): value for key, value in values.items()}
+    options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
+    return settings | _fsdp(inside | options, "", precision)
 
 
 _DDP_KEYS: dict[str, Rule] = {
@@ -617,8 +617,8 @@ def _lightning(values: Mapping[str, Any]) -> Settings:
         return {"ddp.deepspeed.params": half, "workload.precision": "bf16"}
     if strategy not in ("fsdp", "fsdpstrategy", "deepspeed_stage_3") or not half:
         return {}
-    own = "fully_shard" if strategy == "deepspeed_stage_3" else "fsdp1"
-    return {f"ddp.{own}.mixed_precision": {"param": half, "reduce": half}}
+    sharding = "fully_shard" if strategy == "deepspeed_stage_3" else "fsdp1"
+    return {f"ddp.{sharding}.mixed_precision": {"param": half, "reduce": half}}
 
 
 _AT = "trainer.strategy.init_args."
@@ -703,12 +703,12 @@ def config_text(name: str, text: str) -> Config | None:
         raise ImportFailedError(name, "is TOML, which Python reads from 3.11 on") from None
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        told = f"looks like a config, but is no YAML: {why_no_yaml(error)}"
-        raise ImportFailedError(name, told, line) from None
+        problem = f"looks like a config, but is no YAML: {why_no_yaml(error)}"
+        raise ImportFailedError(name, problem, line) from None
     except (YAMLError, ValueError, RecursionError) as error:
         kind = "TOML" if is_toml else "YAML"
-        said = " ".join(str(error).split())[:200]
-        raise ImportFailedError(name, f"looks like a config, but is no {kind}: {said}") from None
+        why = " ".join(str(error).split())[:200]
+        raise ImportFailedError(name, f"looks like a config, but is no {kind}: {why}") from None
     return config_of(name, document) if isinstance(document, Mapping) else None
 
 

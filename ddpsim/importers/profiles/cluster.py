@@ -128,16 +128,16 @@ class Interference(_Part):
         Beside fewer bytes than float16 was measured with, compute lacks as many times what it lacks
         beside float32 as there: with both, most of what lacks goes to moving the same bytes.
         """
-        single, own = _in_order(self.compute_kept), _in_order(self.half_compute_kept)
-        if not (half and own):
+        single, halves = _in_order(self.compute_kept), _in_order(self.half_compute_kept)
+        if not (half and halves):
             return single
-        slowest = own[0]
+        slowest = halves[0]
         sent = [0.0, *(point.sent_bytes_per_s for point in single)]
         shares = [1.0, *(point.share.value for point in single)]  # all of it beside no bytes
         lacks = 1 - interpolated(slowest.sent_bytes_per_s, sent, shares)
         times = (1 - slowest.share.value) / lacks if lacks > 0 else 1.0
         slower = (p for p in single if p.sent_bytes_per_s < slowest.sent_bytes_per_s)
-        return (*(_lacking(times, point, slowest.share.value) for point in slower), *own)
+        return (*(_lacking(times, point, slowest.share.value) for point in slower), *halves)
 
 
 def _in_order(points: Iterable[ComputeKept]) -> tuple[ComputeKept, ...]:
@@ -147,9 +147,9 @@ def _in_order(points: Iterable[ComputeKept]) -> tuple[ComputeKept, ...]:
 def _lacking(times: float, point: ComputeKept, least: float) -> ComputeKept:
     """A point whose compute lacks so many times as much, and keeps `least` at least."""
 
-    def share(found: Fitted) -> Fitted:
-        kept = 1 - times * (1 - found.value)
-        return found.model_copy(update={"value": min(1.0, max(least, kept))})
+    def share(figure: Fitted) -> Fitted:
+        kept = 1 - times * (1 - figure.value)
+        return figure.model_copy(update={"value": min(1.0, max(least, kept))})
 
     one = point.beside_one
     return point.model_copy(

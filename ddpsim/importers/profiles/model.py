@@ -158,12 +158,12 @@ def measured_profile(name: str, file: ModelFile) -> ModelProfile:
             "holds no measurement: use it as workload.model, or add one with `calibrate profile`",
         )
     hooks = measured.ddp_hook_s or [None] * len(parameters.name)
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         field.name: getattr(measured, field.name, None) for field in fields(ModelProfile)
     }
     exponent, kept = measured.interference_exponent, measured.activation_bytes
     return ModelProfile(
-        **told
+        **values
         | {
             "source": name,
             "parameters": tuple(

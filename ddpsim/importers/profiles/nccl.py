@@ -49,8 +49,8 @@ class NcclHypothesis(NcclSetting):
     @property
     def setting(self) -> NcclSetting:
         """The setting alone."""
-        known = {name: getattr(self, name) for name in NcclSetting.model_fields}
-        return NcclSetting.model_construct(**known)
+        values = {name: getattr(self, name) for name in NcclSetting.model_fields}
+        return NcclSetting.model_construct(**values)
 
 
 class NcclFigure(ProfilePart):
