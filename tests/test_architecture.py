@@ -57,7 +57,7 @@ PARTICIPLES = frozenset(("told", "found", "known", "asked", "own", "said"))
 # rooms that still have such names: take a room off the list once it has none
 STILL_WITH_PARTICIPLES = (
     *("calibrate/capture/", "calibrate/fit/", "calibrate/measure/", "calibrate/validate/"),
-    *("ddpsim/cluster/algorithms/", "ddpsim/cluster/nccl/", "ddpsim/engine/", "ddpsim/importers/"),
+    *("ddpsim/cluster/algorithms/", "ddpsim/cluster/nccl/", "ddpsim/engine/"),
 )
 # names that users read: a key of `ddpsim.sweep/1`
 PUBLIC = {("ddpsim/result/sweep.py", "own")}
