@@ -56,8 +56,6 @@ def test_docstrings_can_be_understood_alone() -> None:
 PARTICIPLES = frozenset(("told", "found", "known", "asked", "own", "said"))
 # rooms that still have such names: take a room off the list once it has none
 STILL_WITH_PARTICIPLES = (
-    *("calibrate/capture/", "calibrate/fit/", "calibrate/measure/", "calibrate/validate/"),
-    *("ddpsim/cluster/algorithms/", "ddpsim/cluster/nccl/", "ddpsim/engine/"),
 )
 # names that users read: a key of `ddpsim.sweep/1`
 PUBLIC = {("ddpsim/result/sweep.py", "own")}

@@ -144,7 +144,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator on shapes; raises NoValuesError where it needs more."""
     try:
-        return _OWN.get(func, func)(*args, **kwargs)
+        return _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
         name = func._schema.name  # noqa: SLF001 - it has no public name
         if torch.Tag.data_dependent_output in func.tags:
@@ -170,7 +170,7 @@ def _grouped_product(
 
 
 # where torch has no shape function, or one that leaves something out: what cuDNN keeps
-_OWN: dict[Any, Any] = {
+_SHAPE_FUNCTIONS: dict[Any, Any] = {
     torch.ops.aten._grouped_mm.default: _grouped_product,  # noqa: SLF001 - they have no public name
     torch.ops.aten._cudnn_rnn.default: forward_shapes,  # noqa: SLF001
     torch.ops.aten._cudnn_rnn_backward.default: backward_shapes,  # noqa: SLF001

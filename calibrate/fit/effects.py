@@ -80,7 +80,7 @@ def fit_overheads(records: Sequence[Record]) -> Overheads:
 def overhead_warnings(records: Sequence[Record]) -> Iterator[str]:
     """Copies and casts that a short time budget left to messages that caches hold."""
     for kind, variant in _COPIES:
-        alone, together = (_largest(_found(records, kind, name)) for name in _names(variant))
+        alone, together = (_largest(_find_all(records, kind, name)) for name in _names(variant))
         if 0 < together < alone:
             what = f"{kind} {variant}" if variant != "alone" else kind
             yield (
@@ -135,7 +135,7 @@ def _hook_s(added: Sequence[tuple[Measurement, Fitted]]) -> Fitted | None:
 
 def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
     """The time to copy back, of the most parameters: few tiny ones stay in a core's cache."""
-    copies = _found(records, "ddp_hook", COPIES_BACK)
+    copies = _find_all(records, "ddp_hook", COPIES_BACK)
     most = max((m.parameters for m in copies), default=0)
     each = [usual_time(m.samples_s).times(1 / most) for m in copies if m.parameters == most > 0]
     return pooled(each) if each else None
@@ -144,7 +144,7 @@ def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
 def _copies_in(records: Sequence[Record]) -> dict[int, list[Fitted]]:
     """Each record's time of a byte, by the size of a gradient."""
     each: dict[int, list[Fitted]] = defaultdict(list)
-    for m in _found(records, "ddp_hook", COPIES_IN):
+    for m in _find_all(records, "ddp_hook", COPIES_IN):
         each[_gradient_bytes(m)].append(usual_time(m.samples_s).times(1 / (2 * m.size_bytes)))
     return each
 
@@ -180,7 +180,7 @@ def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]
     return pairs
 
 
-def _found(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurement]:
+def _find_all(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurement]:
     return [m for record in records for m in find(record, kind, variant)]
 
 
@@ -196,7 +196,7 @@ def _largest(measurements: Sequence[Measurement]) -> int:
 def _times(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> list[Fitted]:
     """Each record's time of a byte, of the largest size; so many passes over its bytes."""
     by_itself, together = _names(variant)
-    measurements = _found(records, kind, together) or _found(records, kind, by_itself)
+    measurements = _find_all(records, kind, together) or _find_all(records, kind, by_itself)
     largest = _largest(measurements)
     return [
         median_time(m.samples_s).times(1 / (passes * largest))

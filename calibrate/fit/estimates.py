@@ -188,7 +188,7 @@ def adding_up(medians_s: Iterable[float], whole_s: float) -> list[float]:
 
 # --- how much more than usual layers a model suffers beside all-reduces --------------------------
 
-_KNOWN = 0.1  # a larger standard error tells nothing: a slow network hardly slows down any compute
+_LARGEST_STDERR = 0.1  # a larger one tells nothing: a slow network hardly slows down any compute
 _LEAST_LOST = 1e-3
 
 
@@ -208,7 +208,7 @@ def interference_exponent(runs: Sequence[Beside]) -> Fitted | None:
     power = -math.log(model.value) / lost
     relative = model.stderr / model.value, power * layers.stderr / layers.value
     stderr = math.hypot(*relative) / lost
-    return Fitted(value=power, stderr=stderr) if stderr <= _KNOWN else None
+    return Fitted(value=power, stderr=stderr) if stderr <= _LARGEST_STDERR else None
 
 
 def profile_keys(runs: Sequence[Beside]) -> dict[str, float | None]:

@@ -108,14 +108,14 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
         times_s = gloo_parts("all_reduce", slowed, columns).whole_s
         return robust_cost(np.log(times_s / measured_s))
 
-    own = math.log(model.reduce_bytes_per_s.value)
+    ceiling = math.log(model.reduce_bytes_per_s.value)
     # a rate of which nothing shows costs what any faster one costs: first the grid, then the figure
-    grid = np.linspace(math.log(_SLOWEST_HALF), min(own, math.log(_UNSEEN)), _GRID).tolist()
+    grid = np.linspace(math.log(_SLOWEST_HALF), min(ceiling, math.log(_UNSEEN)), _GRID).tolist()
     best = min(grid, key=cost)
     step = grid[1] - grid[0]
-    found = minimize_scalar(cost, bounds=(best - step, min(own, best + step)), method="bounded")
-    log_rate = float(found.x)
-    return Fitted(value=math.exp(log_rate)) if cost(log_rate) < 0.99 * cost(own) else None
+    bounds = best - step, min(ceiling, best + step)
+    log_rate = float(minimize_scalar(cost, bounds=bounds, method="bounded").x)
+    return Fitted(value=math.exp(log_rate)) if cost(log_rate) < 0.99 * cost(ceiling) else None
 
 
 def fit_rested(records: Sequence[Record]) -> tuple[Fitted, Fitted]:

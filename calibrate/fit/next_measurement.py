@@ -82,7 +82,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Posterior:
     """One hypothesis: its posterior, and the rows that are asked for as lines in its figures."""
 
     weight: float
@@ -108,7 +108,7 @@ class _Ensemble:
             setting, mode = each.setting, np.mean(each.draws, axis=0)
             lines = linear(setting, (*wanted, *sweeps), mode)
             weight = each.weight / whole
-            self._members.append(_Known(weight, precision(setting, measured, mode), *lines))
+            self._members.append(_Posterior(weight, precision(setting, measured, mode), *lines))
         random = np.random.default_rng(0)
         self._random = random.standard_normal((len(self._members), len(sweeps), _MADE))
         self._weights = np.array([member.weight for member in self._members])
@@ -122,7 +122,7 @@ class _Ensemble:
             weights = self._weights[chosen] / self._weights[chosen].sum()
             members = [each for each, is_it in zip(self._members, chosen, strict=True) if is_it]
             logs = np.array([each.logs[: self._wanted] for each in members])
-            within = np.array([self._own(each, each.precision) for each in members])
+            within = np.array([self._variances(each, each.precision) for each in members])
             mixed = weights @ (within + (logs - weights @ logs) ** 2)
             expected += self._weights[chosen].sum() * float(mixed.mean())
         return expected
@@ -135,7 +135,7 @@ class _Ensemble:
         for member in self._members:
             slopes = member.slopes[at]
             after = member.precision + slopes.T @ slopes / _NOISE_VARIANCE
-            within.append(self._own(member, after))
+            within.append(self._variances(member, after))
             wanted = member.slopes[: self._wanted]
             gains.append(wanted @ np.linalg.solve(after, slopes.T) / _NOISE_VARIANCE)
             spread = slopes @ np.linalg.solve(member.precision, slopes.T)
@@ -157,7 +157,7 @@ class _Ensemble:
             expected += true.weight * float((deviations + apart).mean())
         return expected
 
-    def _own(self, member: _Known, precise: Floats) -> Floats:
+    def _variances(self, member: _Posterior, precise: Floats) -> Floats:
         """Variances of the wanted times under one hypothesis."""
         slopes = member.slopes[: self._wanted]
         return np.asarray(np.einsum("wf,fw->w", slopes, np.linalg.solve(precise, slopes.T)))

@@ -88,8 +88,8 @@ def _gloo(model: GlooRing) -> Iterator[str]:
         ("delay after a rest", model.rested_delay_s if rested else None, format_duration),
     )
     rate = model.line_rate_bytes_per_s
-    told = "no limit seen" if model.takes_no_limit else format_bytes_per_s(rate)
-    yield f"  {'line rate':<20} {told}"
+    words = "no limit seen" if model.takes_no_limit else format_bytes_per_s(rate)
+    yield f"  {'line rate':<20} {words}"
 
 
 def _nccl(model: NcclModel) -> Iterator[str]:

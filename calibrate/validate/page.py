@@ -35,12 +35,12 @@ def page(validation: Validation) -> str:
 def _charts(validation: Validation) -> Iterator[Chart]:
     yield Chart("errors", "Error of every case", _ERRORS, _scatter(validation))
     for number, sweep in enumerate(validation.sweeps, 1):
-        said = [f"{sweep.model}, {sweep.file}."]
+        caption = [f"{sweep.model}, {sweep.file}."]
         if sweep.run_sigma is not None:
-            said.append(f"{sweep.runs} runs, {sweep.run_sigma:.1%} apart (standard deviation).")
+            caption.append(f"{sweep.runs} runs, {sweep.run_sigma:.1%} apart (standard deviation).")
         if sweep.regret is not None:
-            said.append(f"The cap that is picked costs {sweep.regret:.1%} more than the best.")
-        yield Chart(f"sweep-{number}", _title(sweep), " ".join(said), _sweep(sweep))
+            caption.append(f"The cap that is picked costs {sweep.regret:.1%} more than the best.")
+        yield Chart(f"sweep-{number}", _title(sweep), " ".join(caption), _sweep(sweep))
 
 
 def _rate(sweep: Sweep) -> str:

@@ -361,7 +361,7 @@ def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Par
     def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
         return job.numbers([times.get(name, math.nan) for name, _ in named])
 
-    def known(seconds: float) -> float | None:
+    def seconds_or_none(seconds: float) -> float | None:
         # to the nanosecond: the order of gradients that are ready together must not be lost
         return None if math.isnan(seconds) else round(seconds, 9)
 
@@ -372,8 +372,8 @@ def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Par
             name=name,
             numel=parameter.numel(),
             dtype=dtype_name(name, parameter),
-            ready_s=tuple(known(rank[i]) for rank in ready),
-            ddp_hook_s=tuple(known(rank[i]) for rank in hooks),
+            ready_s=tuple(seconds_or_none(rank[i]) for rank in ready),
+            ddp_hook_s=tuple(seconds_or_none(rank[i]) for rank in hooks),
             sparse=name in session.sparse,
             rows=parameter.shape[0] if parameter.dim() else None,
         )

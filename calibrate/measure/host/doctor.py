@@ -30,7 +30,7 @@ _IDLE = 0.05  # a GPU that is used no more than this
 
 MasterState = Literal["unset", "free", "in use", "answers", "refused", "silent", "unknown host"]
 _IFF_UP = 1
-_Told = tuple[Severity, str]
+_Remark = tuple[Severity, str]
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Finding:
 def diagnose(host: Host) -> list[Finding]:
     """All findings, errors first; an empty list means that nothing was found."""
     checks = (_interfaces, _own_name, _master, _gpus, _transport, _memory_and_load, _threads)
-    findings = [Finding(*words) for check in checks for words in check(host)]
+    findings = [Finding(*remark) for check in checks for remark in check(host)]
     order: tuple[Severity, ...] = ("error", "warning", "note")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def _interfaces(host: Host) -> Iterator[_Told]:
+def _interfaces(host: Host) -> Iterator[_Remark]:
     """NCCL's and gloo's: with NCCL too the ranks talk by gloo. None are known off Linux."""
     for backend in dict.fromkeys((host.backend, "gloo")) if host.interfaces else ():
         yield from _interface(host, backend)
 
 
-def _interface(host: Host, backend: str) -> Iterator[_Told]:
+def _interface(host: Host, backend: str) -> Iterator[_Remark]:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     given = host.variables.get(variable, "")
     there = ", ".join(name for name, is_up in host.interfaces.items() if is_up) or "none"
@@ -79,7 +79,7 @@ def _interface(host: Host, backend: str) -> Iterator[_Told]:
         yield "error", f"{variable} names {name}, {wrong}"
 
 
-def _own_name(host: Host) -> Iterator[_Told]:
+def _own_name(host: Host) -> Iterator[_Remark]:
     if host.nodes == 1 or host.variables.get("GLOO_SOCKET_IFNAME"):
         return
     if not host.host_address or host.host_address.startswith("127."):
@@ -88,9 +88,9 @@ def _own_name(host: Host) -> Iterator[_Told]:
         yield "error", f"{leads}, which gloo would tell the other nodes; {mend}"
 
 
-def _master(host: Host) -> Iterator[_Told]:
+def _master(host: Host) -> Iterator[_Remark]:
     name, port = host.variables.get("MASTER_ADDR", ""), host.variables.get("MASTER_PORT", "")
-    words: dict[MasterState, _Told] = {
+    remarks: dict[MasterState, _Remark] = {
         "in use": ("error", f"MASTER_PORT {port} is in use on this host; choose another port"),
         "silent": (
             "error",
@@ -105,11 +105,11 @@ def _master(host: Host) -> Iterator[_Told]:
             f"{name} is there, but nobody listens on {port} yet; start rank 0 first",
         ),
     }
-    if host.master in words:
-        yield words[host.master]
+    if host.master in remarks:
+        yield remarks[host.master]
 
 
-def _gpus(host: Host) -> Iterator[_Told]:
+def _gpus(host: Host) -> Iterator[_Remark]:
     if host.backend != "nccl":
         return
     if not host.gpus:
@@ -130,13 +130,13 @@ def _gpus(host: Host) -> Iterator[_Told]:
         yield from _memory(gpu.free_memory_bytes, f"on GPU {gpu.index}")
 
 
-def _memory(free_bytes: float | None, where: str) -> Iterator[_Told]:
+def _memory(free_bytes: float | None, where: str) -> Iterator[_Remark]:
     if free_bytes is not None and free_bytes < _LITTLE_MEMORY:
         free = "free some, or lower --memory-budget; large all-reduces are left out"
         yield "warning", f"{free_bytes / 2**30:.1f} GiB of memory is free {where}; {free}"
 
 
-def _transport(host: Host) -> Iterator[_Told]:
+def _transport(host: Host) -> Iterator[_Remark]:
     """What joins the nodes. BBR's PROBE_RTT: draft-cardwell-iccrg-bbr-congestion-control."""
     if host.nodes == 1:
         return
@@ -154,7 +154,7 @@ def _transport(host: Host) -> Iterator[_Told]:
         yield "warning", f"TCP's congestion control is {host.congestion_control}, {pauses}; {usual}"
 
 
-def _memory_and_load(host: Host) -> Iterator[_Told]:
+def _memory_and_load(host: Host) -> Iterator[_Remark]:
     if host.free_memory_bytes is not None:
         ranks = host.ranks_here
         yield from _memory(host.free_memory_bytes / ranks, f"for each of {ranks} ranks")
@@ -167,7 +167,7 @@ def _memory_and_load(host: Host) -> Iterator[_Told]:
         yield "warning", f"{changes}; {fixed}"
 
 
-def _threads(host: Host) -> Iterator[_Told]:
+def _threads(host: Host) -> Iterator[_Remark]:
     text = host.variables.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdecimal() and int(text) else host.cores
     needed = threads * host.ranks_here

@@ -21,7 +21,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt(3)
 _NEVER, _NONE = -1, 0
 
 _MIB = 2**20
-_ASKED = "--query-gpu=index,name,memory.free,utilization.gpu"  # MiB, per cent of the last second
+_QUERY = "--query-gpu=index,name,memory.free,utilization.gpu"  # MiB, per cent of the last second
 
 
 def text_of(path: Path) -> str:
@@ -138,7 +138,7 @@ def gpus(visible: str | None) -> tuple[Gpu, ...]:
 
 
 def _all_gpus() -> Iterator[Gpu]:
-    for line in nvidia_smi(_ASKED, "--format=csv,noheader,nounits").splitlines():
+    for line in nvidia_smi(_QUERY, "--format=csv,noheader,nounits").splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 4 and fields[0].isdecimal():
             index, name, free_mib, busy = fields

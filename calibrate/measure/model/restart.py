@@ -70,7 +70,7 @@ def measure_restart(options: RestartOptions) -> None:
             slowest = [max(each) for each in zip(*job.numbers(times), strict=True)]
             if job.rank == 0:
                 size_bytes = sum(f.stat().st_size for f in (folder / "sync").rglob("*"))
-                print("\n".join(_told(job.world_size, size_bytes, slowest)), flush=True)
+                print("\n".join(_report_lines(job.world_size, size_bytes, slowest)), flush=True)
         finally:
             job.barrier()
             if job.rank == 0:
@@ -110,7 +110,7 @@ def _checkpoints(job: Job, training: Training, folder: Path) -> tuple[float, flo
     return sync_s, stall_s, safe_s, _timed_s(job, lambda: load(state, **written))
 
 
-def _told(ranks: int, size_bytes: int, times_s: Sequence[float]) -> list[str]:
+def _report_lines(ranks: int, size_bytes: int, times_s: Sequence[float]) -> list[str]:
     """Times, as they were measured one after the other, and what to write into a scenario."""
     rate = format_bytes_per_s(size_bytes / times_s[4])
     group, ready, first, later, sync, stall, safe, loaded = map(format_duration, times_s)

@@ -291,14 +291,14 @@ def taking_part(options: JobOptions) -> Iterator[Job]:
         yield job
     except BaseException as error:
         job.leave(failed=not isinstance(error, RefusedError))  # which every rank raises
-        problem = _told(error, job.rank, options.kept)
+        problem = _problem_of(error, job.rank, options.kept)
         if problem is None:
             raise
         raise problem from error
     job.leave()
 
 
-def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
+def _problem_of(error: BaseException, rank: int, kept: str) -> MeasureError | None:
     """What to tell of an error that is torch's, or Ctrl-C; None of others."""
     is_of_a_peer = False
     match error:

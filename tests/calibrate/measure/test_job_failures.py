@@ -21,7 +21,7 @@ from measured.measuring import ranks
 from calibrate.cli_options import is_first
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host.environment import Facts, check_same
-from calibrate.measure.ranks.job import _told, join, read_place
+from calibrate.measure.ranks.job import _problem_of, join, read_place
 from calibrate.measure.ranks.launch import FAILED, LOST, _problem, free_port
 from calibrate.records.record import load_record
 
@@ -199,13 +199,13 @@ def test_only_what_gloo_or_the_store_says_of_peers_is_lost_contact(alone: None) 
         RuntimeError(f"{gloo}unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation"),
         RuntimeError("Application timeout caused pair closure"),
     ):
-        told = _told(error, 1, "Kept.")
-        assert isinstance(told, LostContactError)
-        assert str(told).startswith("rank 1 lost contact with another rank: did one die, or run")
-    told = _told(RuntimeError("Trying to backward a second time.\nframe #0"), 1, "Kept.")
-    assert type(told) is MeasureError
-    assert str(told) == "rank 1: RuntimeError: Trying to backward a second time. Kept."
-    assert _told(TypeError("ours"), 1, "Kept.") is None
+        problem = _problem_of(error, 1, "Kept.")
+        assert isinstance(problem, LostContactError)
+        assert str(problem).startswith("rank 1 lost contact with another rank: did one die, or run")
+    problem = _problem_of(RuntimeError("Trying to backward a second time.\nframe #0"), 1, "Kept.")
+    assert type(problem) is MeasureError
+    assert str(problem) == "rank 1: RuntimeError: Trying to backward a second time. Kept."
+    assert _problem_of(TypeError("ours"), 1, "Kept.") is None
 
 
 @pytest.mark.usefixtures("warm")
