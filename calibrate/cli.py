@@ -28,7 +28,7 @@ from calibrate.cli_options import (
     layouts,
     memory_bytes,
     operations,
-    said_once,
+    reporting_once,
     variants_of,
 )
 from calibrate.files import HTML, check_outputs, name_as_text, save_json
@@ -115,7 +115,7 @@ def device(
     """
     from calibrate.measure.device.session import DeviceOptions, measure_device
 
-    with said_once():
+    with reporting_once():
         measure_device(DeviceOptions(output, time_budget_s, device=device, resume=resume))
     print(f"{output}: make a device file of it with `fit-device`")
 
@@ -174,7 +174,7 @@ def measure(
     from calibrate.measure.cluster.session import measure as measure_here
     from calibrate.measure.ranks.launch import run
 
-    with said_once():
+    with reporting_once():
         run(measure_here, options, local)
 
 
@@ -197,7 +197,7 @@ def doctor(
         nothing = f"nothing found that would spoil a measurement of {host.backend}"
         print("\n".join(map(str, findings)) or nothing, flush=True)
         is_fit = all(finding.severity != "error" for finding in findings)
-    with said_once():
+    with reporting_once():
         _compare_clocks()
     if not is_fit:
         raise typer.Exit(1)
@@ -260,7 +260,7 @@ def profile(
     else:
         check_ranks_devices(device, threads)
         work = profiling.profile_in_job
-    with said_once():
+    with reporting_once():
         document = run(work, options, local)
     if not is_first(local):
         return
@@ -319,7 +319,7 @@ def rounds(
         budget_s=budget_s,
         line_rate_bytes_per_s=bytes_per_s(line_rate),
     )
-    with said_once():
+    with reporting_once():
         run(measure_rounds, options, local)
     if is_first(local):
         print(f"{output}: hold it against a profile with `validate`")
@@ -342,7 +342,7 @@ def restart(
     options = RestartOptions(
         model=function, path=path, batch=batch, optimizer=optimizer, fused=fused
     )
-    with said_once():
+    with reporting_once():
         run(measure_restart, options, local)
 
 

@@ -171,7 +171,7 @@ def _above_zero(parse: Callable[[str], float], text: str, option: str) -> float:
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
+def reporting_once() -> Iterator[None]:
     """Let the first rank alone say how a torchrun job ends; Ctrl-C has its own code."""
     from calibrate.measure.errors import RefusedError, StoppedError
 

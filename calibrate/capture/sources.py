@@ -26,7 +26,7 @@ from calibrate.measure.model.training import (
     checked,
     default_of,
     find_function,
-    said_of,
+    one_line,
     users_own_errors,
 )
 from ddpsim.errors import shown
@@ -246,7 +246,7 @@ def _config(library: Any, name: str) -> Any:
         raise MeasureError(f"{name} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise MeasureError(
-            f"{name} is no configuration of transformers: {said_of(error)}"
+            f"{name} is no configuration of transformers: {one_line(error)}"
         ) from None
 
 
@@ -314,7 +314,7 @@ def imported(library: str) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - a folder of that name may hold anything
         if "torchvision::nms" not in str(error):
-            raise MeasureError(f"{library} cannot be imported: {said_of(error)}") from None
+            raise MeasureError(f"{library} cannot be imported: {one_line(error)}") from None
     for name in ("nms", "qnms"):
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

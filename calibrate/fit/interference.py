@@ -363,5 +363,5 @@ def _use_and_crowded(pieces: Sequence[_Piece], links: _Links) -> tuple[Fitted, F
 
 def _of_a_law(time: Fitted, piece: _Piece) -> Fitted:
     """With the error that a simple law leaves of a transfer, else the longest decide all."""
-    own_s = time.stderr or 0.0
-    return Fitted(value=time.value, stderr=math.hypot(own_s, _LAW_ERROR * piece.alone_s))
+    stderr_s = time.stderr or 0.0
+    return Fitted(value=time.value, stderr=math.hypot(stderr_s, _LAW_ERROR * piece.alone_s))

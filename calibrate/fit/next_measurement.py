@@ -144,10 +144,10 @@ class _Ensemble:
         for true, root, random in zip(self._members, roots, self._random, strict=True):
             made = true.logs[at, None] + root @ random[: len(at)]
             evidence, middles = [], []
-            for member, gain, own_root in zip(self._members, gains, roots, strict=True):
+            for member, gain, factor in zip(self._members, gains, roots, strict=True):
                 missed = made - member.logs[at, None]
-                score = np.square(np.linalg.solve(own_root, missed)).sum(axis=0) / 2
-                evidence.append(-score - np.log(np.diag(own_root)).sum() + np.log(member.weight))
+                score = np.square(np.linalg.solve(factor, missed)).sum(axis=0) / 2
+                evidence.append(-score - np.log(np.diag(factor)).sum() + np.log(member.weight))
                 middles.append(member.logs[: self._wanted, None] + gain @ missed)
             odds = np.exp(np.array(evidence) - np.max(evidence, axis=0))
             odds /= odds.sum(axis=0)

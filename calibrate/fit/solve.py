@@ -20,7 +20,7 @@ FLOOR = 1e-9  # of a parameter's scale: as good as zero, and still a divisor
 _IDLE = 1e-4  # a parameter is at its bound if zero costs no more than this part of the cost,
 _NEGLIGIBLE = 1e-10  # or no more than this a sample: a relative error of 1e-5
 _LEANING = 1e-3  # relative error that an optional parameter of 1.7 times its scale counts as
-_UNTOLD = 1e-5  # singular values below this part of the largest tell nothing
+_NEGLIGIBLE = 1e-5  # singular values below this part of the largest tell nothing
 _SHARE = 0.05  # of a direction that is not told: then neither is the parameter
 
 
@@ -147,8 +147,8 @@ def _covariance(residuals: Residuals, unit: Floats, free: npt.NDArray[np.bool_])
     z = 1 + (r / ROBUST) ** 2
     variance = np.mean(r**2 / z) / np.mean(z**-1.5) ** 2 * len(r) / (len(r) - free.sum())
     inverse, tells = _inverse(_jacobian(residuals, unit)[:, free])
-    told_of_all = np.flatnonzero(free)[tells]
-    covariance[np.ix_(told_of_all, told_of_all)] = variance * inverse[np.ix_(tells, tells)]
+    places = np.flatnonzero(free)[tells]
+    covariance[np.ix_(places, places)] = variance * inverse[np.ix_(tells, tells)]
     return covariance
 
 
@@ -165,7 +165,7 @@ def _inverse(jacobian: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     norm = np.linalg.norm(jacobian, axis=0)
     norm = np.where(norm > 0, norm, 1.0)
     _, singular, directions = np.linalg.svd(jacobian / norm, full_matrices=False)
-    lost = singular < _UNTOLD * singular[0]
+    lost = singular < _NEGLIGIBLE * singular[0]
     is_telling = ~(np.abs(directions[lost]) > _SHARE).any(axis=0)
     kept = directions[~lost] / singular[~lost, None]
     return kept.T @ kept / np.outer(norm, norm), is_telling

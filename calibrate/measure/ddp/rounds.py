@@ -42,7 +42,7 @@ from calibrate.measure.model.training import (
     not_modelled,
     prepare,
     reduced_parameters,
-    told_of_unused,
+    unused_in_words,
 )
 from calibrate.measure.ranks.job import Job, on_the_cpu, taking_part
 from calibrate.measure.ranks.launch import run_rank
@@ -325,7 +325,7 @@ def _unused(bare: Training, options: RoundOptions) -> str:
     if not bare.unused or not needing or options.find_unused_parameters:
         return ""
     return (
-        f"{told_of_unused(bare)} of {options.model} got no gradient, which DDP takes with "
+        f"{unused_in_words(bare)} of {options.model} got no gradient, which DDP takes with "
         "find_unused_parameters=True alone: add --find-unused-parameters, or let the loss need it"
     )
 

@@ -44,10 +44,10 @@ from calibrate.measure.model.training import (
     is_compiled,
     not_modelled,
     prepare,
+    problem_in_code,
     reduced_parameters,
     sizes_of,
-    told_of_code,
-    told_of_unused,
+    unused_in_words,
 )
 from calibrate.measure.ranks.job import Job, process_group, taking_part
 from calibrate.measure.ranks.launch import run_rank
@@ -115,7 +115,7 @@ def profile(
                 "give a smaller --batch"
             ) from None
         except Exception as error:
-            if problem := told_of_code(error):
+            if problem := problem_in_code(error):
                 raise problem from error
             raise
         check_the_same_take_part(training, samples)
@@ -220,12 +220,12 @@ def _try_ddp(training: Training, samples: Samples, steps: int) -> list[str]:
     """Measure steps under DDP; or say why there are none, which is no reason to lose the rest."""
     missing = "DDP's own work is not in this profile (with_ddp_s, ddp_hook_s)"
     if training.unused:
-        idle = f"{told_of_unused(training)} got no gradient"
+        idle = f"{unused_in_words(training)} got no gradient"
         return [f"{missing}: {idle}, which DDP takes with find_unused_parameters=True alone"]
     try:
         _measure_ddp(training, samples, steps)
     except Exception as error:  # noqa: BLE001 -- the user's function, DDP, or memory: all are told
-        return [f"{missing}: {told_of_code(error) or error}"]
+        return [f"{missing}: {problem_in_code(error) or error}"]
     finally:
         training.optimizer.zero_grad()
     return []

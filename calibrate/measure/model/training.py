@@ -51,7 +51,7 @@ def _optimizers_own_errors(
     except RuntimeError as error:
         option = f"--optimizer {optimizer}{' --fused' if fused else ''}"
         raise MeasureError(
-            f"{option} cannot step the parameters of {reference} ({said_of(error)}): give another"
+            f"{option} cannot step the parameters of {reference} ({one_line(error)}): give another"
         ) from error
 
 
@@ -65,13 +65,13 @@ def users_own_errors(reference: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         place = _place_of_users(error)
         where = f" ({place})" if place else ""
-        raise MeasureError(f"{reference}{where}: {said_of(error)}") from error
+        raise MeasureError(f"{reference}{where}: {one_line(error)}") from error
 
 
-def told_of_code(error: Exception) -> MeasureError | None:
+def problem_in_code(error: Exception) -> MeasureError | None:
     """The error of a user's own code, with its place; or of torch, in its own words; or None."""
     if place := _place_of_users(error):
-        return MeasureError(f"{place}: {said_of(error)}")
+        return MeasureError(f"{place}: {one_line(error)}")
     if isinstance(error, RuntimeError):
         return MeasureError(f"{type(error).__name__}: {first_line(error)}")
     return None
@@ -97,7 +97,7 @@ def _place_of_users(error: BaseException) -> str:
     return ""
 
 
-def said_of(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error's kind and message, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -187,7 +187,7 @@ class Training:
         except RuntimeError as error:
             raise MeasureError(
                 "the function must return the same model each time that it is called "
-                f"({said_of(error)})"
+                f"({one_line(error)})"
             ) from error
         return replace(self, model=model, loss=loss).optimizing()
 
@@ -421,7 +421,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def told_of_unused(training: Training) -> str:
+def unused_in_words(training: Training) -> str:
     """The first of the parameters that got no gradient, and how many more there are."""
     first, *others = training.unused
     more = f" and {counted(len(others), 'other')}" if others else ""

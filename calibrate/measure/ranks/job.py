@@ -25,7 +25,7 @@ from calibrate.measure.errors import (
     first_line,
 )
 from calibrate.measure.host.machine import keep_freed_memory, text_of
-from calibrate.measure.model.training import told_of_code
+from calibrate.measure.model.training import problem_in_code
 from calibrate.measure.ranks.launch import end_now
 from calibrate.records.record import JobOptions, Layout
 from ddpsim.errors import DdpsimError
@@ -320,7 +320,7 @@ def _problem_of(error: BaseException, rank: int, kept: str) -> MeasureError | No
             f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
             f"{kept} (torch: {first_line(error)})"
         )
-    problem = told_of_code(error) if isinstance(error, Exception) else None
+    problem = problem_in_code(error) if isinstance(error, Exception) else None
     return MeasureError(f"rank {rank}: {str(problem).rstrip('.')}. {kept}") if problem else None
 
 
