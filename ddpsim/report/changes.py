@@ -77,9 +77,11 @@ def _best(comparison: Comparison) -> Iterator[str]:
     tokens_per_s = samples_per_s * tokens if tokens else None
     rate = rate_in_words(samples_per_s, tokens_per_s)
     amount = amount_in_words(samples_per_s, tokens_per_s, comparison.gpus)
-    told = "" if is_told_apart(best) else f"; not told apart from {comparison.baseline or _FIRST}"
-    text = f"{best.title}: {rate}, {amount}; it fits, and trains the same{told}"
-    yield from labelled("best" if not told else "best ?", text)
+    label, doubt = "best", ""
+    if not is_told_apart(best):
+        label, doubt = "best ?", f"; not told apart from {comparison.baseline or _FIRST}"
+    text = f"{best.title}: {rate}, {amount}; it fits, and trains the same{doubt}"
+    yield from labelled(label, text)
 
 
 def _row(change: Change) -> str:
