@@ -27,7 +27,8 @@ def render_sweep(sweep: Sweep) -> list[str]:
 def _table(sweep: Sweep) -> Iterator[str]:
     shown = shown_points(sweep)
     count = counted(len(sweep.points), "point")
-    less = f", the best {len(shown)} by {_title(sweep)}" if len(shown) < len(sweep.points) else ""
+    goal = sweep.title(sweep.goals[0])
+    less = f", the best {len(shown)} by {goal}" if len(shown) < len(sweep.points) else ""
     yield f"{sweep.name[:60]}   {count}{less}"
     yield ""
     names = short_keys([key for keys, _ in sweep.axes for key in keys])
@@ -36,24 +37,25 @@ def _table(sweep: Sweep) -> Iterator[str]:
         for i, name in enumerate(names)
     ]
     head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    columns = _fitting(screen_width() - len(head) - 4)
+    columns = _fitting(sweep, screen_width() - len(head) - 4)
     yield f"    {head}{''.join(f'{name:>{width}}' for name, width in columns.items())}"
     best, front = sweep.best, sweep.front
     for point in shown:
         mark = "*" if point is best else "+" if any(point is other for other in front) else ""
+        mark = "!" if point.brief and not point.usable else mark
         cells = "  ".join(
             f"{setting.value:>{width}}"
             for setting, width in zip(point.settings, widths, strict=True)
         )
-        yield f"  {mark:<2}{cells}{_figures(point, columns)}"
+        yield f"  {mark:<2}{cells}{_figures(sweep, point, columns)}"
 
 
 def shown_points(sweep: Sweep) -> Sequence[Point]:
     """All points of a small sweep in the order of the grid, else the front or the best."""
     if len(sweep.points) <= _ROWS:
         return sweep.points
-    goal = GOALS[sweep.goals[0]]
-    usable = [(goal.sign * goal.of(point.usable), point) for point in sweep.points if point.usable]
+    goal, sign = sweep.goals[0], GOALS[sweep.goals[0]].sign
+    usable = [(sign * sweep.figure(p.usable, p, goal), p) for p in sweep.points if p.usable]
     ranked = [point for _, point in sorted(usable, key=lambda pair: -pair[0])]
     return (sweep.front or ranked)[:_ROWS] or sweep.points[:_ROWS]
 
@@ -67,47 +69,59 @@ def short_keys(keys: Sequence[str]) -> list[str]:
 _COLUMNS = {
     "GPUs": 9,
     "step": 11,
-    "samples/s": 13,
+    "rate": 13,
     "per GPU": 10,
     "scaling": 9,
     "exposed": 11,
     "memory": 12,
 }
-_LEAST = ("memory", "per GPU", "exposed", "scaling", "GPUs")  # left out first, where room is short
+_LEAST = ("memory", "per GPU", "exposed", "scaling", "GPUs", "rate", "step")  # left out first
+_OF_GOALS = {
+    "throughput": "rate",
+    "per-gpu": "per GPU",
+    "efficiency": "scaling",
+    "step": "step",
+    "exposed": "exposed",
+    "gpus": "GPUs",
+    "memory": "memory",
+}
 
 
-def _fitting(room: int) -> dict[str, int]:
-    """Columns with their widths, as many as there is room for."""
+def _fitting(sweep: Sweep, room: int) -> dict[str, int]:
+    """Columns with their widths, as many as there is room for; what decides is never left out."""
+    decides = {_OF_GOALS[goal] for goal in sweep.goals}
+    if sweep.some_do_not_fit:
+        decides.add("memory")
     columns = dict(_COLUMNS)
     for name in _LEAST:
-        if sum(columns.values()) > room:
+        if sum(columns.values()) > room and name not in decides:
             del columns[name]
-    return columns
+    return {rate_unit(sweep) if name == "rate" else name: at for name, at in columns.items()}
 
 
-def _figures(point: Point, columns: Mapping[str, int]) -> str:
+def rate_unit(sweep: Sweep) -> str:
+    """The unit of throughput, and the head of its column."""
+    return "tokens/s" if sweep.counts_tokens else "samples/s"
+
+
+def _figures(sweep: Sweep, point: Point, columns: Mapping[str, int]) -> str:
     if point.brief is None:
         return "  cannot be simulated"
-    cells = figures_in_words(point.brief)
-    cells["memory"] += "" if point.usable else " !"
+    cells = figures_in_words(sweep, point, point.brief)
     return "".join(f"{cells[name]:>{width}}" for name, width in columns.items())
 
 
-def figures_in_words(brief: Brief) -> dict[str, str]:
-    """The figures of a point, by the heads of their columns."""
+def figures_in_words(sweep: Sweep, point: Point, brief: Brief) -> dict[str, str]:
+    """The figures of a point, whose `brief` it is, by the heads of their columns."""
     return {
         "GPUs": f"{brief.world_size:,}",
         "step": format_duration(brief.iteration_time_s.mean),
-        "samples/s": format_number(brief.throughput_samples_per_s),
-        "per GPU": format_number(brief.throughput_per_gpu),
+        rate_unit(sweep): format_number(sweep.figure(brief, point, "throughput")),
+        "per GPU": format_number(sweep.figure(brief, point, "per-gpu")),
         "scaling": format_percent(brief.scaling_efficiency),
         "exposed": format_duration(brief.exposed_comm_s),
         "memory": format_bytes(brief.memory_bytes_per_gpu.total),
     }
-
-
-def _title(sweep: Sweep) -> str:
-    return GOALS[sweep.goals[0]].title
 
 
 def _answer(sweep: Sweep) -> Iterator[str]:
@@ -116,12 +130,14 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         yield from labelled("best", "none: no point fits into the memory of its GPUs")
         return
     settings = ", ".join(map(str, best.settings)) or "the scenario as it is"
-    yield from labelled("best *", f"{settings} ({_title(sweep)}){_gain(sweep, best)}")
+    goals = [sweep.title(goal) for goal in sweep.goals]
+    yield from labelled("best *", f"{settings} ({goals[0]}){_gain(sweep, best)}")
+    if len(sweep.sample_sizes) > 1:
+        yield from labelled("samples", _other_samples(sweep))
     values, regions = dict(sweep.axes), sweep.flat_regions()
     yield from listed("flat", (_flat(one, values[one.keys], sweep.within) for one in regions))
     if sweep.front:
-        second = GOALS[sweep.goals[1]].title
-        text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
+        text = f"{len(sweep.front)} points that no other beats in both {' and '.join(goals)}"
         yield from labelled("front +", text)
     if sweep.keeps_own and sweep.own.brief is not best.brief:
         yield from labelled("keep", f"{_as_is(sweep)}: nothing here is {sweep.within:.1%} better")
@@ -138,13 +154,36 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         )
 
 
+def _other_samples(sweep: Sweep) -> str:
+    """What does not compare between points whose samples are not alike."""
+    sizes: dict[str, list[int]] = {}
+    for key, size in filter(None, sweep.sample_sizes):
+        sizes.setdefault(key, []).append(size)
+    ranges = [f"{key} {_range(values)}" for key, values in sorted(sizes.items())]
+    unknown = ["unknown"] if None in sweep.sample_sizes else []
+    samples = " or ".join([*ranges, *unknown])
+    which = f"points differ in what a sample is ({samples}), which is another training"
+    if sweep.counts_tokens:
+        return f"{which}: throughput is in tokens/s; steps do not compare"
+    return f"{which}: samples/s and steps do not compare, so the best is of unlike work"
+
+
+def _range(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,} to {most:,}" if most > least else f"{least:,}"
+
+
 def _gain(sweep: Sweep, best: Point) -> str:
     """How much better the best point is than the scenario as it is."""
-    brief, goal = sweep.own.brief, GOALS[sweep.goals[0]]
-    if brief is None or best.brief is None or not goal.of(brief):
+    plain, goal = sweep.own, sweep.goals[0]
+    if plain.brief is None or best.brief is None:
         return ""
-    gain = goal.of(best.brief) / goal.of(brief) - 1
-    return f": {gain:+.1%} beside {_as_is(sweep)}" if gain else f": {_as_is(sweep)}"
+    if best.brief is plain.brief:
+        return f": {_as_is(sweep)}"
+    if not (before := sweep.figure(plain.brief, plain, goal)):
+        return ""
+    gain = sweep.figure(best.brief, best, goal) / before - 1
+    return f": {f'{gain:+.1%} beside' if gain else 'as good as'} {_as_is(sweep)}"
 
 
 def _as_is(sweep: Sweep) -> str:

@@ -42,6 +42,7 @@ GOALS = {
 
 
 _WITHOUT_NOISE = ("gpus", "memory")
+_OF_SAMPLES = ("throughput", "per-gpu")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Point:
     """One scenario of a sweep; `problem` says why it has no `brief`.
 
     `interval_s`: the 80 % interval of its step, where that was asked for. `set_aside`: settings
-    that take back options which its strategy has not.
+    that take back options which its strategy has not. `sample_size`: the key that sets what a
+    sample is, and its value; None: it has none, or is unknown.
     """
 
     settings: tuple[Setting, ...]
@@ -57,6 +59,13 @@ class Point:
     problem: str | None = None
     interval_s: tuple[float, float] | None = None
     set_aside: tuple[str, ...] = ()
+    sample_size: tuple[str, int] | None = None
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Tokens of a sample; None where it has none, or nobody knows."""
+        key, size = self.sample_size or ("", 0)
+        return size if key == "seq_len" else None
 
     @property
     def usable(self) -> Brief | None:
@@ -107,11 +116,31 @@ class Sweep(Tabled):
         return any(point.brief and not point.usable for point in self.points)
 
     @property
+    def sample_sizes(self) -> frozenset[tuple[str, int] | None]:
+        """What a sample is at the points and in the scenario as it is: several do not compare."""
+        return frozenset(point.sample_size for point in (self.own, *self.points) if point.brief)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether throughput is in tokens, as points have samples of other lengths."""
+        sizes = self.sample_sizes
+        return len(sizes) > 1 and all(size and size[0] == "seq_len" for size in sizes)
+
+    def title(self, goal: str) -> str:
+        """A goal in words; throughput is in tokens or in samples."""
+        title = GOALS[goal].title
+        return title.replace("samples", "tokens") if self.counts_tokens else title
+
+    def figure(self, brief: Brief, point: Point, goal: str) -> float:
+        """The figure of a point, whose `brief` it is, by a goal."""
+        tokens = self.counts_tokens and goal in _OF_SAMPLES and point.tokens_per_sample
+        return GOALS[goal].of(brief) * (tokens or 1)
+
+    @property
     def best(self) -> Point | None:
         """The first of the best by the first goal; None where none fits into memory."""
-        goal = GOALS[self.goals[0]]
         usable = [point for point in self.points if point.usable]
-        return max(usable, key=lambda point: self._value(point, goal), default=None)
+        return max(usable, key=lambda point: self._value(point, self.goals[0]), default=None)
 
     @property
     def set_aside(self) -> dict[str, tuple[str, ...]]:
@@ -138,7 +167,7 @@ class Sweep(Tabled):
         """The points that no other beats in one goal without losing in the other."""
         if len(self.goals) < 2:
             return ()
-        first, second = (GOALS[goal] for goal in self.goals)
+        first, second = self.goals
         usable = [point for point in self.points if point.usable]
         ranked = sorted(
             usable, key=lambda point: (-self._value(point, first), -self._value(point, second))
@@ -179,13 +208,13 @@ class Sweep(Tabled):
 
     def _loss(self, point: Point, best: Point) -> float:
         """How much worse a point is than the best, as a share of the best."""
-        goal = GOALS[self.goals[0]]
-        value, most = self._value(point, goal), self._value(best, goal)
+        value, most = (self._value(each, self.goals[0]) for each in (point, best))
         return 0.0 if value == most else (most - value) / abs(most) if most else float("inf")
 
-    @staticmethod
-    def _value(point: Point, goal: Goal) -> float:
-        return goal.sign * goal.of(point.brief) if point.brief else float("-inf")
+    def _value(self, point: Point, goal: str) -> float:
+        if point.brief is None:
+            return float("-inf")
+        return GOALS[goal].sign * self.figure(point.brief, point, goal)
 
     def __repr__(self) -> str:
         best = ", ".join(map(str, self.best.settings)) if self.best else "none fits"
@@ -218,16 +247,17 @@ class Sweep(Tabled):
         }
 
     def to_polars(self) -> pl.DataFrame:
-        """One row a point, as a polars DataFrame of shape (points, axes' keys + 15).
+        """One row a point, as a polars DataFrame of shape (points, axes' keys + 16).
 
-        Columns: a key of an axis each, as text; the figures of `rows` in seconds, bytes and
-        samples/s, null where the point cannot be simulated; `problem` (why), `best` and `front`.
+        Columns: a key of an axis each, as text; the figures of `rows` in seconds, bytes,
+        samples/s and tokens/s, null where the point cannot be simulated or has no tokens; `problem`
+        (why), `best` and `front`.
         Raises ImportError without polars: `pip install 'ddpsim[parquet]'`.
 
         >>> swept = ddpsim.sweep("scenario.yaml", ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25"]))
         >>> table = swept.to_polars()
         >>> table.shape
-        (2, 16)
+        (2, 17)
         >>> table["ddp.bucket_cap_mb"].to_list()
         ['1', '25']
         """
@@ -244,7 +274,7 @@ class Sweep(Tabled):
 
         >>> swept = ddpsim.sweep("scenario.yaml", ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25"]))
         >>> swept.to_pandas().shape
-        (2, 16)
+        (2, 17)
         """
         try:
             from pandas import DataFrame  # noqa: PLC0415 -- not among our requirements
@@ -274,4 +304,6 @@ def _figures(point: Point) -> dict[str, Any]:
         name: rounded(attrgetter(path)(point.brief)) if point.brief else None
         for name, path in _FIGURES.items()
     }
-    return figures | {"problem": point.problem}
+    tokens, brief = point.tokens_per_sample, point.brief
+    rate = rounded(tokens * brief.throughput_samples_per_s) if tokens and brief else None
+    return figures | {"tokens_per_s": rate, "problem": point.problem}

@@ -164,9 +164,10 @@ class _Request:
     def point(self, outcomes: Mapping[str, Outcome]) -> Point:
         """The point with its error, or its outcome among all by key."""
         outcome = str(self.error) if self.error else outcomes[self.key]
-        if isinstance(outcome, Brief):
-            return Point(self.settings, outcome, set_aside=self.set_aside)
-        return Point(self.settings, None, outcome)
+        if self.scenario is None or not isinstance(outcome, Brief):
+            return Point(self.settings, None, str(outcome))
+        sample_size = self.scenario.workload.sample_size
+        return Point(self.settings, outcome, set_aside=self.set_aside, sample_size=sample_size)
 
 
 def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,6 +183,8 @@ def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
 def _key(scenario: Scenario) -> str:
     """A hash of all that a point's figures depend on: scenario, files and versions."""
     plain = scenario.having(name="")
+    if size := plain.workload.sample_size:  # a default that is stated is the same scenario
+        plain = plain.having("workload", **dict([size]))
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, *(getattr(plain.cluster, log) for log in LOGS), plain.cluster.profile]
     parts = [_versions(), plain.model_dump_json()]

@@ -8,7 +8,7 @@ from html import escape
 from ddpsim.errors import printable
 from ddpsim.report.changes import interval_of, signed, signed_bytes, verdict
 from ddpsim.report.page.tables import parts
-from ddpsim.report.sweep import figures_in_words, short_keys, shown_points
+from ddpsim.report.sweep import figures_in_words, rate_unit, short_keys, shown_points
 from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Result, Tabled, interval_in_words
@@ -55,10 +55,12 @@ def _sweep_table(sweep: Sweep) -> str:
     points = shown_points(sweep)
     less = f", the best {len(points)}" if len(points) < len(sweep.points) else ""
     keys = short_keys([key for keys, _ in sweep.axes for key in keys])
-    names = ("GPUs", "step", "samples/s", "scaling", "exposed", "memory")
+    names = ("GPUs", "step", rate_unit(sweep), "scaling", "exposed", "memory")
     rows = []
     for point in points:
-        figures = figures_in_words(point.brief) if point.brief else dict.fromkeys(names, "")
+        figures = dict.fromkeys(names, "")
+        if point.brief:
+            figures = figures_in_words(sweep, point, point.brief)
         values = (setting.value for setting in point.settings)
         rows.append((*values, *(figures[name] for name in names), _mark(sweep, point)))
     title = f"{sweep.name}, {counted(len(sweep.points), 'point')}{less}"
