@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, log
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,7 @@ from ddpsim.result.diagnosis import (
     Quantity,
     Verdict,
     is_normal,
+    mfu_of,
     verdict,
 )
 from ddpsim.scenario.document import Source
@@ -65,6 +67,7 @@ _FAR = log(1.5)  # of a step from the measured one, by its logarithm
 _NO_WAIT = 0.02  # of a step: no loader is to blame
 _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
+_OF_HEALTHY = 0.95  # of healthy jobs, in which steps of several settings fit together
 _SURE = 0.95  # of one cause: nothing needs to be told apart
 _TOLD_BY = {
     FactName.RANKS: "per_rank",
@@ -77,6 +80,7 @@ _TOLD_BY = {
     ),
 }
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
+_OFF = "nothing is wrong: the prediction is off, by more than in four of five healthy jobs"
 _ASSUMPTIONS = (
     "odds of the causes before anything was measured (docs/explanation/diagnosis.md)",
     _NOISE,
@@ -210,18 +214,42 @@ class _Diagnosing:
         self._simulate_further([fits[k] for k in order if k in fits and likely[k] >= _LIKELY])
         causes = [self._cause(fits.get(key), odds[key] / whole, likely[key]) for key in order]
         own_s = self._own_step_s()
-        cluster = self.case.cluster
+        cluster, measured = self.case.cluster, self._beside_predictions()
+        misfit = None if causes[0].key == NOTHING.key else self._misfit()
+        normal = None if own_s is None else is_normal(self.result, own_s)
         return Diagnosis(
             *(self.case.scenario.name, cluster.nodes, cluster.gpus_per_node),
-            measured=self._beside_predictions(),
+            measured=measured,
             interval=self.result.prediction_interval_s,
-            normal=None if own_s is None else is_normal(self.result, own_s),
+            normal=normal and misfit is None,
             causes=tuple(causes),
             check=self._check(fits, causes),
             all_reduce_bytes=largest_bytes(self.case),
             assumptions=_ASSUMPTIONS,
             facts=self.facts,
+            step=None if (index := self._own_step()) is None else measured[index],
+            mfu=None if own_s is None else mfu_of(self.result, own_s),
+            misfit=None if misfit is None else measured[misfit],
         )
+
+    def _misfit(self) -> int | None:
+        """Which other step is, beside the scenario's own, least as a healthy job predicts.
+
+        None where they differ as they do in 19 of 20 healthy jobs: by the noise of each, and by
+        what uncertain inputs change in one more than in the other.
+        """
+        here = self._own_step()
+        others = [i for i, m in enumerate(self.measured) if m.quantity == "step" and i != here]
+        if here is None or not others:
+            return None
+        effects = self.predictor.effects([Change() for _ in self.measured])
+        off = self.seen.logs - self.healthy
+        noise = np.hypot(self.seen.noise, self.seen.noise[here])
+        sigma = np.hypot(noise, np.linalg.norm(effects - effects[:, [here]], axis=0))
+        by_sigma = np.abs(off - off[here]) / sigma
+        worst = max(others, key=lambda i: float(by_sigma[i]))
+        most = NormalDist().inv_cdf(1 - (1 - _OF_HEALTHY) / 2 / len(others))
+        return worst if by_sigma[worst] > most else None
 
     def _is_far(self, fitted: _FittedHypothesis) -> bool:
         """Whether a cause makes another step than was measured on all ranks of the scenario."""
@@ -330,12 +358,14 @@ class _Diagnosing:
         hypothesis, size = fitted.hypothesis, fitted.fit.size
         change = hypothesis.change(self.case, size)
         predicted = self._predicted(hypothesis, size) if probability >= _LIKELY else None
-        own_s = self._own_step_s()
-        mended_s = None
-        if predicted and own_s is not None and not self._is_far(fitted):
+        own_s, mended_s, text = self._own_step_s(), None, hypothesis.in_words(size)
+        if hypothesis is NOTHING:
+            is_off = own_s is not None and is_normal(self.result, own_s) is False
+            text = _OFF if is_off else text
+        elif predicted and own_s is not None and not self._is_far(fitted):
             mended_s = own_s * self.pace * self.case.step_s / predicted.step_s
         return Cause(
-            *(hypothesis.key, hypothesis.in_words(size), prior, probability, hypothesis.remedy),
+            *(hypothesis.key, text, prior, probability, hypothesis.remedy),
             *(change.settings, dict(change.factors), mended_s, predicted),
         )
 

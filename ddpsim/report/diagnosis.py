@@ -6,9 +6,17 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from ddpsim.report.lines import as_text, command, cut, labelled, listed, screen_width
-from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
+from ddpsim.result.diagnosis import (
+    HEALTHY,
+    WORTH_SAYING,
+    Cause,
+    Diagnosis,
+    Measured,
+    Predicted,
+    place_in_interval,
+)
 from ddpsim.result.model import interval_in_words
-from ddpsim.units import format_bytes, format_duration
+from ddpsim.units import format_bytes, format_duration, format_number
 from ddpsim.wording import counted, ranks
 
 _SHOWN = 3
@@ -101,22 +109,39 @@ def _facts(diagnosis: Diagnosis) -> Iterator[str]:
         for fact in diagnosis.facts
     ]
     yield from listed("seen", rows)
-    if diagnosis.normal is not None and diagnosis.interval:
-        interval = interval_in_words(diagnosis.interval)
-        if diagnosis.normal:
-            yield from labelled("verdict", f"normal: inside the {interval}")
-        elif diagnosis.is_healthy:
-            verdict = f"outside the {interval}, as one healthy job in five is"
-            yield from labelled("verdict", verdict)
-        else:
-            yield from labelled("verdict", f"not normal: outside the {interval}")
+    if verdict := _verdict(diagnosis):
+        yield from labelled("verdict", verdict)
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    """Whether the steps are normal; nothing where the scenario's own was not measured."""
+    interval, step = diagnosis.interval, diagnosis.step
+    if interval is None or step is None:
+        return ""
+    verdict, place = place_in_interval(
+        *(interval, step.measurement.seconds, diagnosis.mfu),
+        name=interval_in_words(interval),
+        is_healthy=diagnosis.is_healthy,
+    )
+    if other := diagnosis.misfit:
+        measured = format_number(step.measurement.seconds / other.measurement.seconds)
+        predicted = format_number(step.predicted_s / other.predicted_s)
+        growth = f"{measured} times the step on {_setting(other)}, predicted {predicted} times"
+        verdict, place = "not normal", f"{growth}; alone it is {place}"
+    return ": ".join(filter(None, (verdict, place)))
 
 
 def _what(measured: Measured) -> str:
     measurement = measured.measurement
     if measurement.size_bytes is not None:
         return f"all-reduce of {format_bytes(measurement.size_bytes)}"
-    parts = [_MEASURED[measurement.quantity], f"{measurement.nodes} x {measurement.gpus_per_node}"]
+    return f"{_MEASURED[measurement.quantity]}, {_setting(measured)}"
+
+
+def _setting(measured: Measured) -> str:
+    """The nodes and GPUs of each, and micro-batches or samples where they are told."""
+    measurement = measured.measurement
+    parts = [f"{measurement.nodes} x {measurement.gpus_per_node}"]
     parts += [f"accumulation {measurement.accumulation}"] if measurement.accumulation else []
     parts += [f"batch {measurement.batch}"] if measurement.batch else []
     return ", ".join(parts)
@@ -134,6 +159,9 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
             yield from _below(_NOT_LISTED)
             continue
         step = f"it predicts a step of {format_duration(cause.predicts.step_s)}"
+        if cause.key == HEALTHY:
+            yield from _below(step)
+            continue
         if cause.mended_s:
             mended = format_duration(cause.mended_s)
             yield from _below(f"{step}; without it this job would take {mended}")

@@ -127,9 +127,11 @@ class Diagnosis(Drawn):
     """Causes of what was measured, the likeliest first.
 
     Last come those whose step is another one, unless no other cause is worth a word.
-    `normal`: the measured step lies in the prediction interval; None where no step was measured on
-    the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
-    `facts`: what NCCL's log and the traces show, where they were given.
+    `normal`: the measured step lies in the prediction interval, and steps of other settings are as
+    many times as long as predicted; None where no step was measured on the scenario's own ranks, or
+    there is no interval. `step`: that measured step; `mfu`: its MFU; `misfit`: the step that is
+    least as predicted beside it, where they do not fit. `all_reduce_bytes`: the size of
+    `Predicted`. `facts`: what NCCL's log and the traces show, where they were given.
     """
 
     name: str
@@ -143,6 +145,9 @@ class Diagnosis(Drawn):
     all_reduce_bytes: int | None
     assumptions: tuple[str, ...]
     facts: tuple[Fact, ...] = ()
+    step: Measured | None = None
+    mfu: float | None = None
+    misfit: Measured | None = None
 
     @property
     def world_size(self) -> int:
@@ -170,6 +175,7 @@ class Diagnosis(Drawn):
 
 
 _MOST = 4  # causes in words
+_IF_FASTER = "check the unit, the batch, the precision and what was timed"
 _MANY_TIMES = 20  # beyond which a percentage is hard to read
 
 
@@ -196,6 +202,35 @@ def is_normal(result: Result, measured_s: float) -> bool | None:
     return None if interval is None else interval.low <= measured_s <= interval.high
 
 
+def mfu_of(result: Result, measured_s: float) -> float | None:
+    """The MFU of a measured step; None where FLOPs or the device's peak are not known."""
+    mfu = result.training.mfu if result.training else None
+    return None if mfu is None else mfu * result.iteration_time_s.mean / measured_s
+
+
+def place_in_interval(
+    interval: PredictionInterval,
+    measured_s: float,
+    mfu: float | None,
+    *,
+    name: str,
+    is_healthy: bool,
+) -> tuple[str, str]:
+    """Whether a measured step is normal, and why; nothing of the first where that is open.
+
+    `name`: of the interval. `is_healthy`: nothing is likelier than that nothing is wrong.
+    """
+    if interval.low <= measured_s <= interval.high:
+        return "normal", f"inside the {name}"
+    if is_healthy:
+        return "", f"outside the {name}, as one healthy job in five is"
+    if measured_s > interval.high:
+        return "not normal", f"outside the {name}"
+    needed = f", with an MFU of {format_percent(mfu)}" if mfu else ""
+    impossible = ", more than the device can do" if mfu and mfu > 1 else ""
+    return "not normal", f"faster than the {name}{needed}{impossible}; {_IF_FASTER}"
+
+
 def verdict(
     result: Result,
     measured_s: float,
@@ -209,10 +244,13 @@ def verdict(
     text = f"{format_duration(measured_s)} is {_compared(measured_s, predicted_s)}: "
     if interval is None:
         text += "without an interval nobody can say whether that is normal"
-    elif normal:
-        text += f"normal, inside the {interval.level:.0%} interval"
     else:
-        text += "not normal, outside the interval"
+        place = place_in_interval(
+            *(interval, measured_s, mfu_of(result, measured_s)),
+            name=f"{interval.level:.0%} interval",
+            is_healthy=bool(causes) and causes[0].key == HEALTHY,
+        )
+        text += ", ".join(filter(None, place))
     likely = [each for each in causes if each.probability >= WORTH_SAYING][:_MOST]
     words = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
     return Verdict(measured_s, difference, normal, text, tuple(stretches), words, tuple(causes))

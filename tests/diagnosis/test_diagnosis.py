@@ -19,6 +19,7 @@ from ddpsim.diagnosis.predictions import Seen, fit, log_likelihood, posterior
 from ddpsim.errors import InputError
 from ddpsim.prediction.resolve import resolve
 from ddpsim.report.diagnosis import render_diagnosis
+from ddpsim.result.model import interval_in_words
 
 
 def scenario(cluster: dict[str, Any], **workload: Any) -> ddpsim.Scenario:
@@ -66,6 +67,54 @@ def test_a_healthy_job_just_outside_the_interval_is_not_called_abnormal() -> Non
     text = render_diagnosis(found, "job.yaml")
     assert "\nverdict     outside the 80% interval" in text
     assert "as one healthy job in five is" in " ".join(text.split())
+
+
+def test_run_and_diagnose_say_the_same_verdict() -> None:
+    job = load("bert-large-4x8-ib")
+    interval = predict("bert-large-4x8-ib").prediction_interval_s
+    assert interval
+    for measured_s in (interval.low, 1.01 * interval.high, 3 * interval.high, 0.4 * interval.low):
+        found = ddpsim.diagnose(job, measured_s)
+        line = render_diagnosis(found, "job.yaml").split("\nverdict")[1].split("\nlikely")[0]
+        said = ddpsim.judge(job, ddpsim.simulate(job), measured_s).text
+        words = " ".join(line.replace(interval_in_words(interval), "80% interval").split())
+        assert said.endswith(words.replace(": ", ", "))
+
+
+def test_steps_that_grow_as_no_healthy_job_does_are_not_normal() -> None:
+    """Though the last alone is inside the interval; growth within the noise is normal."""
+    job = load("bert-large-4x8-ib")
+    interval = predict("bert-large-4x8-ib").prediction_interval_s
+    assert interval
+    last_s = 0.99 * interval.high
+    grown = ddpsim.diagnose(job, f"2x8: {last_s / 1.4!r} s, 4x8: {last_s!r} s")
+    assert not grown.is_healthy
+    assert grown.normal is False
+    assert grown.misfit is grown.measured[0]
+    text = " ".join(render_diagnosis(grown, "job.yaml").split())
+    assert "verdict not normal: 1.40 times the step on 2 x 8, predicted 1.0" in text
+    assert "alone it is inside the 80% interval" in text
+    first, second = (each.predicted_s for each in grown.measured)
+    healthy = ddpsim.diagnose(job, f"2x8: {first!r} s, 4x8: {second!r} s")
+    assert (healthy.normal, healthy.misfit) == (True, None)
+
+
+def test_a_step_that_is_too_fast_is_called_so() -> None:
+    """What it would take of the device's peak, and what to check; health has no remedy."""
+    job = load("bert-large-4x8-ib")
+    result = predict("bert-large-4x8-ib")
+    assert result.training
+    assert result.training.mfu
+    share = result.training.mfu / 1.2  # a step of 120 % of the peak
+    found = ddpsim.diagnose(job, share * result.iteration_time_s.mean)
+    assert found.mfu == pytest.approx(1.2)
+    text = " ".join(render_diagnosis(found, "job.yaml").split())
+    assert "not normal: faster than the 80% interval" in text
+    assert "with an MFU of 120%, more than the device can do; check the unit" in text
+    healthy = next(cause for cause in found.causes if cause.key == "healthy")
+    assert healthy.mended_s is None
+    assert healthy.text.startswith("nothing is wrong: the prediction is off")
+    assert "explain-step" not in text
 
 
 def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
