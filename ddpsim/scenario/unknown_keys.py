@@ -11,6 +11,7 @@ from ddpsim.scenario.options.ddp_values import strategy_meant
 from ddpsim.scenario.suggest import nearest, squashed
 
 _MOST_NAMED = 3  # keys of one name, of which a message can list all
+_OF_SECTIONS = 2  # steps to their keys; options within one are few, and a far name is no guess
 _SHORT_NAME = 4  # letters, of which many names have some in common
 # what other programs call keys of ours
 _OTHER_NAMES = {
@@ -44,6 +45,8 @@ _OF_SECTION = {
     ),
     ("fully_shard", "mp_policy"): "mixed_precision",
     ("power_sgd", "rank"): "matrix_approximation_rank",
+    **dict.fromkeys((("lora", "targets"), ("lora", "target_modules")), "modules"),  # of LoraConfig
+    ("lora", "r"): "rank",
 }
 # of launchers: which rank a process is
 _OF_ONE_RANK = ("machine_rank", "node_rank", "local_rank", "global_rank", "rank")
@@ -75,7 +78,8 @@ def known_key(document: Document, path: KeyPath) -> str:
         sections = (key.rpartition(".")[0] for key in outer_first)
         return f"Several sections have it, say which: {', '.join(sections)}"
     by_name = {key.rpartition(".")[2]: key for key in chosen.had(all_keys())}
-    far = nearest(name, by_name) if len(name) > _SHORT_NAME else None
+    is_misplaced = len(name) > _SHORT_NAME and len(path) <= _OF_SECTIONS
+    far = nearest(name, by_name) if is_misplaced else None
     listing = f"Known here: {', '.join(here)}"
     return f"Did you mean {chosen.in_words(by_name[far])}?" if far else listing
 

@@ -192,3 +192,22 @@ def test_refusals_can_be_followed(file: Path) -> None:
             after = hints(followed, file.parent) if followed else []
             for new in [each for each in after if each not in problems]:
                 assert new.key in known or valued(followed or {}, new), (problem, new)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        *(("targets", "Write it as modules"), ("target_modules", "Write it as modules")),
+        *(("r", "Write it as rank"), ("target", "Known here: rank, modules, base")),
+        *(("module", "Did you mean 'modules'?"), ("dropout_rate", "Known here: rank,")),
+    ],
+)
+def test_an_unknown_option_of_lora_is_answered_with_its_own(key: str, said: str) -> None:
+    """A key of another section that is spelt nearly so is no answer."""
+    data = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "llama-8b", "batch_per_rank": 1, "lora": {key: ["q_proj"]}},
+        "cluster": {"machine": "dgx-h100", "nodes": 1},
+    }
+    (problem,) = hints(data, ROOT)
+    assert said in str(problem)
