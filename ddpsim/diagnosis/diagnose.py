@@ -233,7 +233,7 @@ class _Diagnosing:
         )
 
     def _misfit(self) -> int | None:
-        """Which other step is, beside the scenario's own, least as a healthy job predicts.
+        """Find the step that compares with the scenario's own least as in a healthy job.
 
         None where they differ as they do in 19 of 20 healthy jobs: by the noise of each, and by
         what uncertain inputs change in one more than in the other.

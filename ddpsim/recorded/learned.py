@@ -13,6 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ddpsim.result.learned import Learned
+from ddpsim.wording import counted
 
 _MODEL, _SHARDED_MODEL, _BATCH = "resnet50", "gpt2", 32
 _DEVICE, _FP8_DEVICE = "a100-sxm-80gb", "h100-sxm-80gb"
@@ -32,8 +33,10 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
     """The scenario that files make together; the first file with a key sets it."""
     document: dict[str, Any] = {"schema": "ddpsim/1"}
     assumed: list[str] = []
+    global_batch: int | None = None
     for each in learned:
         assumed += each.assumed
+        global_batch = global_batch or each.global_batch
         for section, keys in each.keys.items():
             document[section] = {**deepcopy(dict(keys)), **document.get(section, {})}
     workload, cluster = document.setdefault("workload", {}), document.setdefault("cluster", {})
@@ -42,8 +45,8 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
         workload["model"] = _SHARDED_MODEL if is_sharded else _MODEL
         assumed.append(f"the model: {workload['model']} stands for yours (workload.model)")
     if "batch_per_rank" not in workload:
-        workload["batch_per_rank"] = _BATCH
-        assumed.append(f"{_BATCH} samples a rank and step (workload.batch_per_rank)")
+        workload["batch_per_rank"], reason = _batch_per_rank(document, global_batch)
+        assumed.append(reason)
     if "optimizer" not in workload and "trace" not in workload:
         usual = "sgd" if workload.get("model") == _MODEL else "adamw"
         workload["optimizer"] = {"name": usual}
@@ -57,6 +60,19 @@ def starting_point(learned: Iterable[Learned]) -> StartingPoint:
         cluster |= {"nodes": 1, "gpus_per_node": cluster.get("gpus_per_node", 1)}
         assumed.append("one node (cluster.nodes, cluster.gpus_per_node)")
     return StartingPoint(document, tuple(dict.fromkeys(assumed)))
+
+
+def _batch_per_rank(document: Mapping[str, Any], global_batch: int | None) -> tuple[int, str]:
+    """Samples of a micro-batch, by those of a step on all ranks where they are told; and why."""
+    cluster, ddp = document["cluster"], document.get("ddp", {})
+    ranks = cluster.get("nodes", 1) * cluster.get("gpus_per_node", 1)
+    batches = ranks * ddp.get("accumulation_steps", 1)
+    is_known = "machine" not in cluster or "gpus_per_node" in cluster
+    if not global_batch or not is_known or global_batch % batches:
+        return _BATCH, f"{_BATCH} samples a rank and step (workload.batch_per_rank)"
+    each = global_batch // batches
+    on = f"{counted(ranks, 'rank')} for its {global_batch} samples a step"
+    return each, f"{on}, {each} in a micro-batch (workload.batch_per_rank)"
 
 
 def scenario_text(document: Mapping[str, Any], notes: Sequence[str], folder: Path) -> str:

@@ -191,7 +191,10 @@ def _trainer(name: str, document: dict[str, Any]) -> Learned:
     if state.batch_per_rank:
         keys["workload"] = {"batch_per_rank": state.batch_per_rank}
         facts.append(f"{state.batch_per_rank} samples a rank and micro-batch")
-    return Learned(name, "trainer_state.json of transformers", tuple(facts), keys, state.step_s)
+    return Learned(
+        *(name, "trainer_state.json of transformers", tuple(facts), keys, state.step_s),
+        global_batch=state.global_batch,
+    )
 
 
 def _ddp(name: str, logged: DdpLogging) -> Learned:
@@ -326,7 +329,11 @@ def _steps(source: SourceFile) -> Iterator[Learned]:
             assumed = (*assumed, "the model: nanoGPT's default, gpt2 (workload.model)")
         if each.micro_batches > 1:
             keys["ddp"] = {"accumulation_steps": each.micro_batches}
-        yield Learned(source.given, kind, each.facts, keys, each.step_s, assumed=assumed)
+        yield Learned(
+            *(source.given, kind, each.facts, keys, each.step_s),
+            assumed=assumed,
+            global_batch=each.global_batch,
+        )
 
 
 def _logged(source: SourceFile) -> Iterator[Learned]:

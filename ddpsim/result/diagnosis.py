@@ -129,8 +129,8 @@ class Diagnosis(Drawn):
     Last come those whose step is another one, unless no other cause is worth a word.
     `normal`: the measured step lies in the prediction interval, and steps of other settings are as
     many times as long as predicted; None where no step was measured on the scenario's own ranks, or
-    there is no interval. `step`: that measured step; `mfu`: its MFU; `misfit`: the step that is
-    least as predicted beside it, where they do not fit. `all_reduce_bytes`: the size of
+    there is no interval. `step`: that measured step; `mfu`: its MFU; `misfit`: the step
+    that compares with it least as predicted, where they do not fit. `all_reduce_bytes`: the size of
     `Predicted`. `facts`: what NCCL's log and the traces show, where they were given.
     """
 

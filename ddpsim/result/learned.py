@@ -12,7 +12,8 @@ class Learned:
     """One thing that a file turned out to be.
 
     `keys`: of a scenario, by section; `step_s`: a step that was measured; `option`: one of
-    `ddpsim diagnose` that takes the file. `tells_nothing`: the facts say what it lacks.
+    `ddpsim diagnose` that takes the file. `global_batch`: samples of a step on all ranks.
+    `tells_nothing`: the facts say what it lacks.
     """
 
     file: str
@@ -23,3 +24,4 @@ class Learned:
     option: str | None = None
     assumed: tuple[str, ...] = ()
     tells_nothing: bool = False
+    global_batch: int | None = None

@@ -17,7 +17,9 @@ from outcome import Outcome
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.training.bars import StepLines, TooLittle
 from ddpsim.importers.training.step_lines import step_lines
+from ddpsim.recorded.learned import starting_point
 from ddpsim.recorded.recognise import recognise
+from ddpsim.result.learned import Learned
 
 Cli = Callable[..., Outcome]
 GOLDEN = Path(__file__).parents[1] / "golden" / "import-training-logs.txt"
@@ -356,6 +358,24 @@ def test_a_number_that_a_cut_dictionary_ends_with_is_not_read() -> None:
     whole = "{'train_runtime': 600.0, 'train_steps_per_second': 2.5, 'epoch': 1.0}\n"
     assert steps(whole) == {"transformers' Trainer": 0.4}
     assert steps(whole[: whole.index(".5")] + "\n") == {}
+
+
+def test_samples_of_a_step_tell_the_batch_of_a_rank(tmp_path: Path) -> None:
+    """Samples and steps of a second, as Trainer prints them, on the ranks that files tell."""
+    path = tmp_path / "trainer.log"
+    path.write_text(
+        "{'train_runtime': 512.3, 'train_samples_per_second': 125.0, "
+        "'train_steps_per_second': 0.976, 'train_loss': 2.05, 'epoch': 1.0}\n"
+    )
+    learned = list(recognise(path))
+    assert "128 samples a step on all ranks" in learned[0].facts
+    alone = starting_point(learned)
+    assert alone.document["workload"]["batch_per_rank"] == 128
+    assert any("1 rank for its 128 samples a step" in each for each in alone.assumed)
+    of_eight = Learned("job", "", (), {"cluster": {"nodes": 2, "gpus_per_node": 4}})
+    assert starting_point([*learned, of_eight]).document["workload"]["batch_per_rank"] == 16
+    of_three = Learned("job", "", (), {"cluster": {"nodes": 1, "gpus_per_node": 3}})
+    assert starting_point([*learned, of_three]).document["workload"]["batch_per_rank"] == 32
 
 
 @settings(max_examples=60)

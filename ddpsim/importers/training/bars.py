@@ -88,6 +88,7 @@ class StepLines(NamedTuple):
     """A step that a program printed, in seconds, and what else its lines say.
 
     `facts` are sentences; `micro_batches`: of a step; `assumed`: what the lines do not tell.
+    `global_batch`: samples of a step on all ranks; None: not told.
     """
 
     program: str
@@ -95,6 +96,7 @@ class StepLines(NamedTuple):
     facts: tuple[str, ...]
     micro_batches: int = 1
     assumed: tuple[str, ...] = ()
+    global_batch: int | None = None
 
 
 class TooLittle(NamedTuple):

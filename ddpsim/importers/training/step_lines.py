@@ -1,6 +1,7 @@
 """Step times in the lines that training programs print, by a pattern for each program.
 
-Sources of the lines: nanoGPT train.py; torchtitan components/metrics.py and tools/logging.py;
+Sources of the lines: pytorch/examples imagenet/main.py (ProgressMeter);
+nanoGPT train.py; torchtitan components/metrics.py and tools/logging.py;
 detectron2 utils/events.py; mmengine runner/log_processor.py and mmcv's text logger; Megatron-LM
 training/training.py and core/timers.py; DeepSpeed utils/timer.py; ms-swift's progress callback;
 litgpt pretrain.py; Lightning's profilers/simple.py. Hugging Face's Trainer prints metrics, and
@@ -40,7 +41,7 @@ MARKS_OF_TRAINER = ("_runtime", "_steps_per_second", "epoch")
 _LEAST, _MOST = 1e-6, 1e9  # of rates and batches, within reason
 _MUCH = 0.05  # of a run that evaluates, from which on that time is taken out of its mean
 _METRIC = re.compile(
-    r"\b((?:train|eval)_(?:runtime|steps_per_second))\b['\"]?\s*[:=]\s*['\"]?"
+    r"\b((?:train|eval)_(?:runtime|(?:samples|steps)_per_second))\b['\"]?\s*[:=]\s*['\"]?"
     r"((?:\d{1,5} days?, )?(?:\d{1,4}:\d\d:)?\d{1,9}(?:\.\d{1,9})?(?:e[-+]\d\d)?)"
     r"(?=['\",}]|\s*\n)"
 )
@@ -78,7 +79,7 @@ def trainer_state(name: str, document: Mapping[str, Any]) -> TrainerState:
     batch = _positive(document.get("train_batch_size"))
     return TrainerState(
         1 / steps,
-        round(samples / steps) if samples else None,
+        _global_batch(samples, steps),
         round(batch) if batch and batch >= 1 else None,
     )
 
@@ -94,6 +95,7 @@ def _trainer_lines(lines: Sequence[Printed]) -> Iterator[StepLines | TooLittle]:
     run = max(runs, key=lambda each: each.runtime_s * each.steps_per_second)
     step_s, share = 1 / run.steps_per_second, run.evaluation_s / run.runtime_s
     facts = [f"a step takes {format_duration(step_s)}, the mean of its run"]
+    facts += [f"{run.global_batch} samples a step on all ranks"] if run.global_batch else []
     if share >= 1:
         yield TooLittle(program, "needs one run: evaluation took longer than what it is printed in")
         return
@@ -103,13 +105,16 @@ def _trainer_lines(lines: Sequence[Printed]) -> Iterator[StepLines | TooLittle]:
         facts = [*facts, f"evaluation took {of}: without it a step takes {without}"]
     others = [[Reading("", (0,), 1 / each.steps_per_second)] for each in runs if each is not run]
     step_s *= 1 - share if share > _MUCH else 1
-    yield StepLines(program, step_s, (*facts, *apart(others, step_s)))
+    yield StepLines(
+        *(program, step_s, (*facts, *apart(others, step_s))), global_batch=run.global_batch
+    )
 
 
 class _Run(NamedTuple):
     runtime_s: float
     steps_per_second: float
     evaluation_s: float
+    global_batch: int | None
 
 
 def _runs(lines: Sequence[Printed]) -> Iterator[_Run]:
@@ -121,15 +126,22 @@ def _runs(lines: Sequence[Printed]) -> Iterator[_Run]:
             pairs = _METRIC.findall(each.text + "\n" * (each.is_whole and not is_cut))
             by_source[each.source] += [(metric, clock_s(value)) for metric, value in pairs]
     for metrics in by_source.values():
-        runtime_s = evaluation_s = 0.0
+        runtime_s = evaluation_s = samples = 0.0
         for metric, value in metrics:
             if metric == "eval_runtime":
                 evaluation_s += value
             elif metric == "train_runtime":
                 runtime_s = value
+            elif metric == "train_samples_per_second":
+                samples = value
             elif metric == "train_steps_per_second" and runtime_s and _positive(value):
-                yield _Run(runtime_s, value, evaluation_s)
-                runtime_s = evaluation_s = 0.0
+                yield _Run(runtime_s, value, evaluation_s, _global_batch(samples, value))
+                runtime_s = evaluation_s = samples = 0.0
+
+
+def _global_batch(samples: float | None, steps: float) -> int | None:
+    """Samples of a step, by the samples and the steps of a second; None: not told."""
+    return round(samples / steps) or None if samples and _positive(samples / steps) else None
 
 
 def _positive(value: Any) -> float | None:
@@ -193,6 +205,14 @@ _FORMATS = (
         r"data_time: (?P<data_s>#),? +\w",
         evaluation=r"\b(?:Epoch|Iter)\((?:val|test)\)",
         may_be=True,
+    ),
+    _Format(
+        "PyTorch's ImageNet example",
+        ("\tTime ", "Test: ["),
+        r"\bEpoch: \[(?P<epoch>\d{1,9})\]\[ *(?P<count>\d{1,12})/\d{1,12}\]\s+"
+        r"Time +(?P<s>#) +\( *#\)\s+Data +(?P<data_s>#) +\( *#\)",
+        least=3,
+        evaluation=r"\bTest: \[ *\d{1,12}/\d{1,12}\]\s+Time ",
     ),
     _Format(
         "Megatron",

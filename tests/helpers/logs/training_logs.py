@@ -97,6 +97,21 @@ LOGS: dict[str, tuple[str, float, tuple[str, ...]]] = {
         0.45175,
         ("of which 11.0 ms wait for data", "left out: 2 lines of evaluation"),
     ),
+    "PyTorch's ImageNet example": (
+        "".join(
+            f"Epoch: [0][{i:4}/5005]\tTime {s:6.3f} ( 0.912)\tData {d:6.3f} ( 0.466)\t"
+            "Loss 7.0e+00 (7.1e+00)\tAcc@1   0.00 (  0.10)\tAcc@5   0.39 (  0.52)\n"
+            for i, s, d in (
+                (1, 5.2, 3.0),
+                (11, 0.211, 0.003),
+                (21, 0.212, 0.003),
+                (31, 0.212, 0.003),
+            )
+        )
+        + "Test: [  1/196]\tTime  0.813 ( 0.813)\tLoss 6.9e+00 (6.9e+00)\n",
+        0.212,
+        ("of which 3.00 ms wait for data", "left out: 1 line of evaluation"),
+    ),
     "Megatron": (_MEGATRON, 0.431, ("the gradients' all-reduce takes 41.5 ms",)),
     "DeepSpeed": (
         _DEEPSPEED,
