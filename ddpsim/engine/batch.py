@@ -42,8 +42,8 @@ def run_many(
     different = list(dict(zip(reversed(keys), reversed(requests), strict=True)).items())
     advance(len(requests) - len(different))
     steps = _run_different([request for _, request in different], advance)
-    found = dict(zip((key for key, _ in different), steps, strict=True))
-    return [found[key] for key in keys]
+    by_key = dict(zip((key for key, _ in different), steps, strict=True))
+    return [by_key[key] for key in keys]
 
 
 def mean_steps_s(requests: Sequence[Request]) -> list[float]:
@@ -61,40 +61,40 @@ def step_ranges_s(requests: Sequence[Request], suffices: Suffices) -> list[tuple
     begin after all launches, those that differ for good as the last job's on them ended. The
     shortest and the longest of a step's lengths on all ranks hold those of every later step.
     """
-    found: dict[int, tuple[float, float]] = {}
+    ranges_s: dict[int, tuple[float, float]] = {}
     groups: dict[tuple[Hashable, int, Hashable], dict[int, Request]] = defaultdict(dict)
-    for place, asked in enumerate(requests):
-        if not _may_begin_late(asked):
+    for place, request in enumerate(requests):
+        if not _may_begin_late(request):
             continue
-        is_first = asked.sums is not None and asked.sums.stood_ns is None
-        if is_first or asked.plan.period > _FEW_RANKS:
-            found |= _begun_late_s({place: asked}, suffices)
+        is_first = request.sums is not None and request.sums.stood_ns is None
+        if is_first or request.plan.period > _FEW_RANKS:
+            ranges_s |= _begun_late_s({place: request}, suffices)
         else:
-            mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
-            key = asked.program.steady_period[0].shape, asked.plan.period, mesh
-            groups[key][place] = asked
+            mesh = request.cost.mesh if isinstance(request.cost, GroupedCost) else None
+            key = request.program.steady_period[0].shape, request.plan.period, mesh
+            groups[key][place] = request
     for (_, ranks, _), group in groups.items():
         differ = any(each.sums for each in group.values())  # for good, from a usual rank
         alone = ranks == 1 and not differ and len(group) < _FEW_LANES
-        found |= _begun_alone_s(group) if alone else _begun_late_s(group, suffices)
-    left = [place for place in range(len(requests)) if place not in found]
+        ranges_s |= _begun_alone_s(group) if alone else _begun_late_s(group, suffices)
+    left = [place for place in range(len(requests)) if place not in ranges_s]
     steps = _run_different([requests[place] for place in left], lambda _: None, counts=False)
-    found |= {place: 2 * (step.mean_s,) for place, step in zip(left, steps, strict=True)}
-    return [found[place] for place in range(len(requests))]
+    ranges_s |= {place: 2 * (step.mean_s,) for place, step in zip(left, steps, strict=True)}
+    return [ranges_s[place] for place in range(len(requests))]
 
 
-def _may_begin_late(asked: Request) -> bool:
+def _may_begin_late(request: Request) -> bool:
     """Whether f is as `step_ranges_s` says, and a host that is ahead is likely.
 
     It is where compute is as slow under every collective: a later rank sees no less of them.
     """
-    program, plan = asked.program, asked.plan
+    program, plan = request.program, request.plan
     waits = program.synchronizes or program.loader is not None
-    if waits or asked.varies or not (plan.needs_no_events and program.is_uniform):
+    if waits or request.varies or not (plan.needs_no_events and program.is_uniform):
         return False
-    if asked.sums is None and program.steady_period[0].is_bound_by_host:
+    if request.sums is None and program.steady_period[0].is_bound_by_host:
         return False
-    return len({each.interference.compute for each in program.transfers(asked.cost)}) <= 1
+    return len({each.interference.compute for each in program.transfers(request.cost)}) <= 1
 
 
 def _begun_late_s(
@@ -107,11 +107,11 @@ def _begun_late_s(
     """
     import numpy as np  # noqa: PLC0415 -- slow to import
 
-    asked, ranks = list(group.values()), next(iter(group.values())).plan.period
-    hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in asked]
-    lanes = _lanes(ranks, list(zip(group, map(Trial, hosts, asked), strict=True)), counts=False)
-    stood_ns = [each.sums.stood_ns if each.sums else None for each in asked]
-    now_ns = np.full((len(asked), ranks), _LATE_NS)
+    requests, ranks = list(group.values()), next(iter(group.values())).plan.period
+    hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in requests]
+    lanes = _lanes(ranks, list(zip(group, map(Trial, hosts, requests), strict=True)), counts=False)
+    stood_ns = [each.sums.stood_ns if each.sums else None for each in requests]
+    now_ns = np.full((len(requests), ranks), _LATE_NS)
     now_ns += np.stack([np.zeros(ranks) if each_ns is None else each_ns for each_ns in stood_ns])
     lanes.begin_late(now_ns)
     count, middles = 0, [(0, now_ns.copy())] * 2  # moments after 2^k steps, the last two such
@@ -125,33 +125,33 @@ def _begun_late_s(
                 middles = [middles[1], (count, now_ns.copy())]
             edges_s = np.stack([lengths_ns.min(axis=1), lengths_ns.max(axis=1)], axis=1) / NS_PER_S
             held = zip(group, map(tuple, edges_s.tolist()), strict=True)
-            told = {place: each for place, each in held if suffices(place, *each)}
+            ranges_s = {place: each for place, each in held if suffices(place, *each)}
             pasts = zip(group, lanes.past, strict=True)
-            if all(place in told or past.cycle_ns for place, past in pasts):
+            if all(place in ranges_s or past.cycle_ns for place, past in pasts):
                 break
     except OverflowError:
         return {}
     middle, middle_ns = middles[0]
-    trials, last = np.arange(len(asked)), now_ns.argmax(axis=1)
+    trials, last = np.arange(len(requests)), now_ns.argmax(axis=1)
     means_ns = (now_ns - middle_ns)[trials, last] / (count - middle)
     means_ns = means_ns.clip(lengths_ns.min(axis=1), lengths_ns.max(axis=1))
     for i, (place, past) in enumerate(zip(group, lanes.past, strict=True)):
         cycle_ns = past.cycle_ns
         mean_ns = sum(cycle_ns) / len(cycle_ns) if cycle_ns else float(means_ns[i])
-        if cycle_ns or place not in told:
-            told[place] = 2 * (mean_ns / NS_PER_S,)
-    return told
+        if cycle_ns or place not in ranges_s:
+            ranges_s[place] = 2 * (mean_ns / NS_PER_S,)
+    return ranges_s
 
 
 def _begun_alone_s(group: Mapping[int, Request]) -> dict[int, tuple[float, float]]:
     """Lengths of a step in seconds, of jobs of which one rank stands for all, by their places."""
-    found: dict[int, tuple[float, float]] = {}
-    for place, asked in group.items():
-        host = Host(replace(asked.program, warmup=0), MOST_MORE)
-        length_ns = step_begun_ns(asked, host, int(_LATE_NS))
+    ranges_s: dict[int, tuple[float, float]] = {}
+    for place, request in group.items():
+        host = Host(replace(request.program, warmup=0), MOST_MORE)
+        length_ns = step_begun_ns(request, host, int(_LATE_NS))
         if _is_ahead(host, length_ns):
-            found[place] = 2 * (length_ns / NS_PER_S,)
-    return found
+            ranges_s[place] = 2 * (length_ns / NS_PER_S,)
+    return ranges_s
 
 
 def _ahead(
@@ -176,25 +176,25 @@ def _keys(requests: Sequence[Request]) -> list[Hashable]:
     sent = [_sent(request) for request in requests]
     times = Counter(sent)
     return [
-        (own, _instructions(request) if times[own] > 1 else None)
-        for own, request in zip(sent, requests, strict=True)
+        (job, _instructions(request) if times[job] > 1 else None)
+        for job, request in zip(sent, requests, strict=True)
     ]
 
 
-def _sent(asked: Request) -> Hashable:
+def _sent(request: Request) -> Hashable:
     """All of a job but its instructions, which take longer to compare."""
-    program, drawn = asked.program, (asked.slowdowns, asked.stalls, asked.kept_deviations)
+    program, drawn = request.program, (request.slowdowns, request.stalls, request.kept_deviations)
     return (
         *(program.warmup, program.iterations, program.loader, program.blocking),
-        *(program.comm_workers, program.comm_spins, asked.world_size, asked.traffic),
+        *(program.comm_workers, program.comm_spins, request.world_size, request.traffic),
         *(None if each is None else each.tobytes() for each in drawn),
-        tuple(program.transfers(asked.cost)),
+        tuple(program.transfers(request.cost)),
     )
 
 
-def _instructions(asked: Request) -> Hashable:
+def _instructions(request: Request) -> Hashable:
     """The instructions of each kind of step, and which step is of which kind."""
-    program = asked.program
+    program = request.program
     numbers = range(program.warmup + program.iterations + program.strategy.period)
     kinds = tuple(program.kind(number) for number in numbers)
     return kinds, tuple(map(program.strategy.instructions, sorted({*kinds})))
@@ -204,35 +204,35 @@ def _run_different(
     requests: Sequence[Request], advance: Callable[[float], None], *, counts: bool = True
 ) -> list[SteadyStep]:
     jobs = _all_settled(requests, advance)
-    found: dict[int, SteadyStep] = {}
+    steps: dict[int, SteadyStep] = {}
     for places, lanes in _together(jobs, counts=counts):
-        found |= {place: lanes.steady_step(i) for i, place in places.items()}
+        steps |= {place: lanes.steady_step(i) for i, place in places.items()}
         advance((1 - _SETTLED) * len(places))
     for i, job in enumerate(jobs):
-        if i not in found:
-            found[i] = _alone(job, counts=counts)
+        if i not in steps:
+            steps[i] = _alone(job, counts=counts)
             advance(1 - _SETTLED)
-    return [found[i] for i in range(len(jobs))]
+    return [steps[i] for i in range(len(jobs))]
 
 
 def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) -> list[Request]:
     """Each as `settled` gives it, which is asked once of those that differ in draws alone."""
     keys: list[Hashable] = []
     calm: dict[Hashable, Request] = {}
-    for asked in requests:
-        usual = asked.without_variation() if asked.varies else asked
+    for request in requests:
+        usual = request.without_variation() if request.varies else request
         lasting = None if usual.slowdowns is None else usual.slowdowns[:, 0].tobytes()
-        keys.append((id(asked.program), id(asked.cost), asked.world_size, asked.traffic, lasting))
-        if asked.varies and usual.plan.needs_no_events and not asked.traffic.loader_share:
+        keys.append((id(usual.program), id(usual.cost), usual.world_size, request.traffic, lasting))
+        if request.varies and usual.plan.needs_no_events and not request.traffic.loader_share:
             calm.setdefault(keys[-1], usual)
     warmups: dict[Hashable, int] = {}
     for places, lanes in _together(list(calm.values()), counts=False):
         warmups |= {list(calm)[p]: lanes.past[i].warmup for i, p in places.items()}
     jobs = []
-    for key, asked in zip(keys, requests, strict=True):
+    for key, request in zip(keys, requests, strict=True):
         if key not in warmups:
-            warmups[key] = settled(asked).program.warmup
-        jobs.append(asked.longer(warmups[key]))
+            warmups[key] = settled(request).program.warmup
+        jobs.append(request.longer(warmups[key]))
         advance(_SETTLED)
     return jobs
 
@@ -251,7 +251,7 @@ def _together(
     None of those where the clock would get too long.
     """
     for ranks, group in _groups(requests):
-        sent = sum(len(each.sent) for each in group[0][1].asked.program.kinds) if counts else 0
+        sent = sum(len(each.sent) for each in group[0][1].request.program.kinds) if counts else 0
         many = max(1, _LANES // (1 + sent // _SENT) // ranks)
         for i in range(0, len(group), many):
             with suppress(OverflowError):
@@ -281,17 +281,17 @@ def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, _Group]]:
     """Ranks to simulate, and the jobs whose steps differ in numbers alone."""
     hosts: dict[Hashable, tuple[Host, Hashable]] = {}  # by a program, which many may share
     groups: dict[tuple[int, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
-    for place, asked in enumerate(requests):
-        plan, program = asked.plan, asked.program
+    for place, request in enumerate(requests):
+        plan, program = request.plan, request.program
         if not plan.needs_no_events:
             continue
-        shared = id(program), asked.varies
+        shared = id(program), request.varies
         if shared not in hosts:
-            host = host_of(asked)
+            host = host_of(request)
             hosts[shared] = host, _structure(host)
         host, structure = hosts[shared]
-        mesh = asked.cost.mesh if isinstance(asked.cost, GroupedCost) else None
-        groups[plan.period, (asked.varies, structure, mesh)].append((place, Trial(host, asked)))
+        mesh = request.cost.mesh if isinstance(request.cost, GroupedCost) else None
+        groups[plan.period, (request.varies, structure, mesh)].append((place, Trial(host, request)))
     for (ranks, _), group in groups.items():
         if ranks > 1 or len(group) >= _FEW_LANES:
             yield ranks, group

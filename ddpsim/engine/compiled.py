@@ -74,13 +74,13 @@ class CompiledStep:
     @classmethod
     def of(cls, step: tuple[Instruction, ...], *, blocks: bool = False) -> CompiledStep:
         """A step's instructions, the first of which loads a batch; of equal steps once."""
-        known, found = _known.get((id(step), blocks), (None, None))
-        if known is not step or found is None:  # to find it by its value takes a while
-            found = _compiled(step, blocks)
-            _known[id(step), blocks] = step, found
-            if len(_known) > _KEPT:
-                del _known[next(iter(_known))]
-        return found
+        cached, compiled = _cache.get((id(step), blocks), (None, None))
+        if cached is not step or compiled is None:  # to find it by its value takes a while
+            compiled = _compiled(step, blocks)
+            _cache[id(step), blocks] = step, compiled
+            if len(_cache) > _KEPT:
+                del _cache[next(iter(_cache))]
+        return compiled
 
     @property
     def timed(self) -> tuple[tuple[int, Instruction], ...]:
@@ -180,10 +180,10 @@ class CompiledStep:
             if isinstance(instruction, Record):
                 before[instruction.number] = None
             if isinstance(instruction, Communicate):
-                own, waits_for = instruction.group, instruction.waits_for
-                if waits_for is not None and before[waits_for] not in (None, own):
+                group, waits_for = instruction.group, instruction.waits_for
+                if waits_for is not None and before[waits_for] not in (None, group):
                     return True
-                before = dict.fromkeys(before, own)
+                before = dict.fromkeys(before, group)
         return False
 
     @cached_property
@@ -214,7 +214,7 @@ class CompiledStep:
 
 
 # by identity, and whether hosts block; the oldest first
-_known: dict[tuple[int, bool], tuple[tuple[Instruction, ...], CompiledStep]] = {}
+_cache: dict[tuple[int, bool], tuple[tuple[Instruction, ...], CompiledStep]] = {}
 
 
 @lru_cache(maxsize=_KEPT)

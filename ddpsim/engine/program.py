@@ -130,11 +130,11 @@ class Program:
         for group, operation, _ in sent:
             costs[group] = cost_of(cost, group)
             if operation not in costs[group].operations:
-                known = ", ".join(sorted(costs[group].operations))
+                operations = ", ".join(sorted(costs[group].operations))
                 raise InputError(
                     "cluster",
-                    f"{operation} has no price here, but {known}; leave algorithm out, and state "
-                    "intra_node and inter_node beside a log",
+                    f"{operation} has no price here, but {operations}; leave algorithm out, and "
+                    "state intra_node and inter_node beside a log",
                 )
         return [costs[group].transfer(op, size) for group, op, size in sent]
 

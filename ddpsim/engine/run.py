@@ -68,24 +68,24 @@ def run_settled(
 
     Without `tells` a lane may lack all but when steps begin and end.
     """
-    found, participants, repeats = None, request.world_size, 0
+    result, participants, repeats = None, request.world_size, 0
     simulated = request
     if mode == "auto":
         plan = request.plan
         participants = plan.period
         if plan.needs_no_events or plan.on_hosts:
-            found = _without_events(request, participants, observed, tells=tells)
-            if found is None:  # what stands for all without events may not do so with them
+            result = _without_events(request, participants, observed, tells=tells)
+            if result is None:  # what stands for all without events may not do so with them
                 participants = request.world_size
         elif plan.repeats:  # one steady step, and the others are like it
             repeats = request.program.iterations - 1
             simulated = replace(request, program=replace(request.program, iterations=1))
-    if found is None:
+    if result is None:
         from ddpsim.engine.reference.simulation import simulate  # noqa: PLC0415 -- SimPy is slow to import
 
         timeline, paths = simulate(simulated, participants, observe_message)
-        found = replace(timeline, repeats=repeats), paths
-    timeline, paths = found
+        result = replace(timeline, repeats=repeats), paths
+    timeline, paths = result
     folds = participants < request.world_size
     folding = f"folded {request.world_size} into {participants}" if folds else "every rank"
     return Simulated(timeline, participants, (folding, *sorted(paths)))
@@ -199,16 +199,16 @@ def _meet_alone(request: Request, paths: set[str]) -> Meet:
     alone: dict[tuple[str, str, int], tuple[int, Fraction]] = {}  # what nothing else slows down
 
     def meet(launched: Communicate, joined_ns: int) -> Met:
-        asked = launched.group, launched.operation, launched.size_bytes
-        if asked in alone:
-            taken_ns, slowdown = alone[asked]
+        collective = launched.group, launched.operation, launched.size_bytes
+        if collective in alone:
+            taken_ns, slowdown = alone[collective]
             return Met(joined_ns, joined_ns + taken_ns, slowdown)
-        known = cost_of(request.cost, launched.group)
-        transfer = known.transfer(launched.operation, launched.size_bytes)
+        cost = cost_of(request.cost, launched.group)
+        transfer = cost.transfer(launched.operation, launched.size_bytes)
         slowdown = transfer.interference.compute
         if traffic == NO_TRAFFIC or launched.group != "world":
             paths.add(closed_form(transfer))
-            alone[asked] = duration_ns(transfer), slowdown
+            alone[collective] = duration_ns(transfer), slowdown
             return meet(launched, joined_ns)
         flow, path = whole(transfer, traffic)
         paths.update(("whole", path))

@@ -58,7 +58,7 @@ class Pipeline:
         self._inside, self._nodes, self._returns = inside, nodes, returns
         self._heads = [chains[0][0] for chains in nodes]
         self._parent, self._climb = both[tree], leaves_first(both[tree])
-        self._flows = [max(own, leaving[up]) for own, up in zip(leaving, self._parent, strict=True)]
+        self._flows = [max(leaving[node], leaving[up]) for node, up in enumerate(self._parent)]
 
     def _edges(self) -> list[_Edge]:
         """All edges, each after those that it waits for."""

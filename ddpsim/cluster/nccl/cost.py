@@ -331,8 +331,7 @@ class _Search:
         self._cost, self._operation = cost, operation
         self._searched: dict[int, _Sent] = {}  # how messages of each size are sent
         self._transfers: dict[_Sent, Transfer] = {}
-        asked = operation, cost.algorithms, cost.protocols
-        self._choices = known_choices(cost.graph, *asked)
+        self._choices = known_choices(cost.graph, operation, cost.algorithms, cost.protocols)
         self._bands: dict[int, list[_Sent]] = {}  # ways of the smallest message of each band
         is_plain = operation in ("broadcast", "reduce")
         self._is_searched = not is_plain and cost.graph.minor > LAST_WITHOUT_TUNER
@@ -362,9 +361,9 @@ class _Search:
             self._searched[size_bytes] = self._fastest(band, ways) if self._is_searched else ways[0]
         return self._searched[size_bytes]
 
-    def _fastest(self, band: int, own: Sequence[_Sent]) -> _Sent:
+    def _fastest(self, band: int, ways: Sequence[_Sent]) -> _Sent:
         """A message of this band in one of its own ways, or as a larger one that takes less."""
-        best = min(own, key=self._taken_ns)
+        best = min(ways, key=self._taken_ns)
         best_ns = self._taken_ns(best)
         for later in range(band + 1, len(_BANDS_BYTES)):
             size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps

@@ -173,13 +173,13 @@ class InFlight:
 
     def standing(self, groups: Iterable[ProcessGroup], now_ns: Ticks) -> list[Ticks]:
         """When these groups' lanes are free, and what ranks that are at `now_ns` may wait for."""
-        found = [np.asarray(self._free_ns[group]) for group in sorted(groups)]
+        moments_ns = [np.asarray(self._free_ns[group]) for group in sorted(groups)]
         for launched in self._launched.values():
             for joined_ns, each in launched:
                 if (each.ends_ns > now_ns).any():
                     seen_ns = (joined_ns, each.met_ns, each.ends_ns)
-                    found += [np.maximum(ns, now_ns) for ns in seen_ns]
-        return found
+                    moments_ns += [np.maximum(ns, now_ns) for ns in seen_ns]
+        return moments_ns
 
     def put_off(self, groups: Iterable[ProcessGroup], by_ns: Ticks) -> None:
         """All that these groups do comes so much later."""
@@ -270,10 +270,10 @@ class InFlight:
 
 def _alike(transfers: Sequence[Transfer]) -> list[tuple[Transfer, list[int]]]:
     """Each transfer, and the trials that have it."""
-    known: dict[int, list[int]] = {}
+    by_transfer: dict[int, list[int]] = {}
     for i, transfer in enumerate(transfers):
-        known.setdefault(id(transfer), []).append(i)
-    return [(transfers[rows[0]], rows) for rows in known.values()]
+        by_transfer.setdefault(id(transfer), []).append(i)
+    return [(transfers[rows[0]], rows) for rows in by_transfer.values()]
 
 
 def _rings_end_ns(transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks | None:

@@ -147,10 +147,10 @@ class Flows:
         """The rate of each flow that sends, in ticks of work a tick."""
         flows = [flow.transfer for flow in self._flows if flow.left_ns is not None]
         other = self._traffic.other_share if self._traffic_sends() else Fraction(0)
-        asked = ((other, FULL), *((flow.link_share, flow.interference.crowded) for flow in flows))
-        if asked not in self._known_rates:
-            self._known_rates[asked] = _rates(other, asked[1:])
-        return self._known_rates[asked]
+        shares = ((other, FULL), *((flow.link_share, flow.interference.crowded) for flow in flows))
+        if shares not in self._known_rates:
+            self._known_rates[shares] = _rates(other, shares[1:])
+        return self._known_rates[shares]
 
     def _traffic_sends(self) -> bool:
         traffic = self._traffic

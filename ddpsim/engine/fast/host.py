@@ -126,9 +126,9 @@ class Host:
         here = self.batches_ns[number]
         for later, batches in enumerate(self.batches_ns[number + every :: every], 1):
             shift_ns = later * length_ns
-            for (asked_ns, come_ns), (asked, come) in zip(here, batches, strict=True):
-                late_ns = come - come_ns - shift_ns
-                if late_ns > 0 or (waited and (late_ns or asked - asked_ns != shift_ns)):
+            for (ask_ns, come_ns), (later_ask_ns, later_come_ns) in zip(here, batches, strict=True):
+                late_ns = later_come_ns - come_ns - shift_ns
+                if late_ns > 0 or (waited and (late_ns or later_ask_ns - ask_ns != shift_ns)):
                     return False
         return True
 
@@ -137,4 +137,4 @@ class Trial(NamedTuple):
     """A job among those that are simulated together, and its iterations."""
 
     host: Host
-    asked: Request
+    request: Request

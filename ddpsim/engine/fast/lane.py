@@ -241,15 +241,15 @@ class Lane(Evaluator):
             self.timeline.host.append(Span("device_wait", asked_ns, self._host_ns))
 
 
-def slow_while(known: deque[Slow], more: Slow) -> None:
+def slow_while(periods: deque[Slow], more: Slow) -> None:
     """One more slow period, in order and cut where it overlaps others, which are as slow."""
     later: list[Slow] = []
-    while known and known[-1].start_ns > more.start_ns:
-        later.append(known.pop())
+    while periods and periods[-1].start_ns > more.start_ns:
+        later.append(periods.pop())
     for slow in (more, *reversed(later)):
-        start_ns = max(slow.start_ns, known[-1].end_ns) if known else slow.start_ns
+        start_ns = max(slow.start_ns, periods[-1].end_ns) if periods else slow.start_ns
         if start_ns < slow.end_ns:
-            known.append(slow._replace(start_ns=start_ns))
+            periods.append(slow._replace(start_ns=start_ns))
 
 
 def closed_form(transfer: Transfer) -> str:

@@ -79,7 +79,7 @@ class Lanes(Layered):
         self._shape = (len(trials), ranks)
         self._hosts = distinct([trial.host for trial in trials])
         self._loader = loader_of(self._hosts)
-        self._sums = None if self._blocks or len(trials) > 1 else trials[0].asked.sums
+        self._sums = None if self._blocks or len(trials) > 1 else trials[0].request.sums
         self._host_ns, self._stream_ns = 0.0, np.zeros(self._shape)
         self._least_ns = 0.0  # no stream is behind this
         self._slow = SlowPeriods()
@@ -99,12 +99,12 @@ class Lanes(Layered):
         self._none_ns = np.zeros(self._shape)
 
     def _comm_lanes(self) -> InFlight | Threads:
-        asked = [trial.asked for trial in self._trials]
-        traffics = [each.traffic for each in asked]
+        requests = [trial.request for trial in self._trials]
+        traffics = [each.traffic for each in requests]
         if self._on_threads:
             return Threads(self._program, traffics[0])
         tells = self._counts or self._collectives.remembers
-        return InFlight(self._shape, asked[0].cost, traffics, counts=self._counts, tells=tells)
+        return InFlight(self._shape, requests[0].cost, traffics, counts=self._counts, tells=tells)
 
     def train(self) -> None:
         """Until the first step that all after it are exactly like, or else all of them.
@@ -142,7 +142,7 @@ class Lanes(Layered):
         states = self._standing() if waits else [None] * len(self._trials)
         for i in trials:
             waited = bool(self._waited[i])
-            past, now_ns, sums = self.past[i], self._stream_ns[i], self._trials[i].asked.sums
+            past, now_ns, sums = self.past[i], self._stream_ns[i], self._trials[i].request.sums
             past.hear(number, lengths[i], now_ns, states[i], waited=waited)
             if sums and past.cycle_ns and sums.stood_ns is None:
                 sums.stood_ns = now_ns - now_ns.min()
@@ -277,7 +277,7 @@ class Lanes(Layered):
         return each_ns + offsets_ns
 
     def _join(self, step: TrialStep, launched_ns: Ticks | float) -> Any:
-        launched = self._known(step)
+        launched = self._launches_of(step)
         joined_ns, collective = self._comm.join(launched, self._ready_ns(launched, launched_ns))
         if launched.slowing is not None and isinstance(collective, Collective):
             self._slow.pass_over(self._stream_ns.reshape(-1))
@@ -291,12 +291,12 @@ class Lanes(Layered):
         ends_ns: Ticks = collective.ends_ns
         return ends_ns + launched.after_ns if np.any(launched.after_ns) else ends_ns
 
-    def _known(self, step: TrialStep) -> TrialSent:
+    def _launches_of(self, step: TrialStep) -> TrialSent:
         if id(step) not in self._known_launches:
-            found = TrialSent.of(step, self._trials, self._shape[1])
-            if found.slowing is not None:
-                _check_exact(self._longest_ns * float(np.max(found.slowing)), _LARGEST)
-            self._known_launches[id(step)] = found
+            sent = TrialSent.of(step, self._trials, self._shape[1])
+            if sent.slowing is not None:
+                _check_exact(self._longest_ns * float(np.max(sent.slowing)), _LARGEST)
+            self._known_launches[id(step)] = sent
         return self._known_launches[id(step)]
 
     def _saw_comm_wait(self, done_ns: Ticks) -> None:
@@ -308,8 +308,8 @@ class Lanes(Layered):
     @cached_property
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""
-        asked = (trial.asked.slowdowns for trial in self._trials)
-        drawn = [slowdowns.max() for slowdowns in asked if slowdowns is not None]
+        slowdowns = (trial.request.slowdowns for trial in self._trials)
+        drawn = [each.max() for each in slowdowns if each is not None]
         steps = (step for host in self._hosts for step in host.program.kinds)
         longest_ns = max(step.longest_work_ns for step in steps)
         return float(max([1.0, *drawn]) * longest_ns)
@@ -359,8 +359,8 @@ class Lanes(Layered):
         slowest, past = self.slowest_rank(trial), self.past[trial]
         observed = [slowest] if observed is None else observed
         wanted = sorted({slowest, *observed})
-        told = self if self._collectives.is_whole else self._again(wanted)
-        ranks = {rank: told.lanes_of(trial, rank) for rank in wanted}
+        lanes = self if self._collectives.is_whole else self._again(wanted)
+        ranks = {rank: lanes.lanes_of(trial, rank) for rank in wanted}
         late = [int(late_ns) for late_ns in self._steady[2, trial]]
         return Timeline(ranks, past.warmup, slowest, late, past.repeats)
 
@@ -372,10 +372,10 @@ class Lanes(Layered):
 
     def lanes_of(self, trial: int, rank: int) -> RankTimeline:
         """The timeline of a rank that is remembered."""
-        host, asked = self._trials[trial]
+        host, request = self._trials[trial]
         met = self._collectives.of(trial, rank)
-        slowdown = None if asked.slowdowns is None else asked.slowdowns[rank].tolist()
-        stalls_ns = None if asked.stalls is None else asked.stalls[rank].tolist()
+        slowdown = None if request.slowdowns is None else request.slowdowns[rank].tolist()
+        stalls_ns = None if request.stalls is None else request.stalls[rank].tolist()
         lane = Lane(host, lambda *_: next(met), slowdown, stalls_ns)
         lane.train(len(self._ends_ns(trial)))
         if self._on_threads:  # the next one may end before

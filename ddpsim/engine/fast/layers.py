@@ -76,15 +76,15 @@ def layers_of(parts: Sequence[_Part]) -> tuple[Layers, ...]:
     places: dict[_Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
-    found, place = [], 0
+    runs, place = [], 0
     while place < len(keys):
         length, count = _longest_run(keys, place, places[keys[place]])
         if count < _FEWEST:
             place += 1
             continue
-        found.append(_layers(parts, keys, records, place, length, count))
-        place = found[-1].end
-    return tuple(found)
+        runs.append(_layers(parts, keys, records, place, length, count))
+        place = runs[-1].end
+    return tuple(runs)
 
 
 def _longest_run(keys: Sequence[_Key], place: int, alike: Sequence[int]) -> tuple[int, int]:
@@ -226,10 +226,10 @@ class Layered(Evaluator):
     def _after(self, layers: Layers, number: int, before: _Standing | None) -> _Standing:
         """After so many layers and this one."""
         first_ns = self._stream_ns[:, :1]
-        found = _Standing(first_ns, [self._referred_to(layers, number)], self._counted())
-        if before and found.stands_as(before):
-            found.figures.append(self._to_come(layers))
-        return found
+        standing = _Standing(first_ns, [self._referred_to(layers, number)], self._counted())
+        if before and standing.stands_as(before):
+            standing.figures.append(self._to_come(layers))
+        return standing
 
     def _referred_to(self, layers: Layers, number: int) -> list[Ticks]:
         """Streams, and the last Records and ends of collectives."""

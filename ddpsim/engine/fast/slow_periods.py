@@ -64,26 +64,26 @@ class SlowPeriods:
 
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks | float) -> None:
         """One more of every lane; one that follows without time between goes on with the last."""
-        known, more = self._periods, _Period(start_ns, end_ns, factor)
+        periods, more = self._periods, _Period(start_ns, end_ns, factor)
         self._stacked = None
-        if not known:
-            known.append(more)
-        elif (start_ns < known[-1].start_ns).any():
+        if not periods:
+            periods.append(more)
+        elif (start_ns < periods[-1].start_ns).any():
             self._insert(more)
-        elif not _are_alike(factor, known[-1].factor):
-            known.append(more)
+        elif not _are_alike(factor, periods[-1].factor):
+            periods.append(more)
         else:
-            known[-1:] = _joined(known[-1], more)
+            periods[-1:] = _joined(periods[-1], more)
 
     def _insert(self, more: _Period) -> None:
         """In the order of their starts; what overlaps or touches goes on."""
-        known = self._periods
-        for i in reversed(range(len(known))):
-            before = more.start_ns < known[i].start_ns
-            later = _chosen(before, known[i], more)
-            known[i + 1 : i + 2], more = [later], _chosen(before, more, known[i])
+        periods = self._periods
+        for i in reversed(range(len(periods))):
+            before = more.start_ns < periods[i].start_ns
+            later = _chosen(before, periods[i], more)
+            periods[i + 1 : i + 2], more = [later], _chosen(before, more, periods[i])
         joined = [more]
-        for each in known[1:]:
+        for each in periods[1:]:
             joined[-1:] = _joined(joined[-1], each)
         self._periods = joined
 
@@ -256,9 +256,9 @@ class SlowPeriods:
             starts, ends, factors = zip(*self._periods, strict=True)
             of_lanes = [np.broadcast_to(factor, starts[0].shape) for factor in factors]
             self._stacked = np.stack([starts, ends, of_lanes], axis=2)
-        known = self._stacked[:, lanes]
-        first = (known[..., 1] > now_ns).argmax(axis=0)
-        start_ns, end_ns, its_factor = known[first, np.arange(len(now_ns))].T
+        periods = self._stacked[:, lanes]
+        first = (periods[..., 1] > now_ns).argmax(axis=0)
+        start_ns, end_ns, its_factor = periods[first, np.arange(len(now_ns))].T
         is_ahead, is_begun = end_ns > now_ns, start_ns <= now_ns
         edge_ns = np.where(is_ahead, np.where(is_begun, end_ns, start_ns), np.inf)
         return edge_ns, np.where(is_ahead & is_begun, its_factor, float(PER_MILLE))

@@ -96,16 +96,16 @@ def of_lanes(figures: Ticks, lanes: slice, ranks: int) -> Ticks:
 
 def _sent(trials: Sequence[Trial], step: TrialStep) -> list[Transfer]:
     """What each trial sends; those that share a cost and a size ask once."""
-    found: dict[tuple[int, str, str, int], Transfer] = {}
+    cache: dict[tuple[int, str, str, int], Transfer] = {}
     transfers = []
     each = step.each * (len(trials) // len(step.each))
     for trial, launch in zip(trials, each, strict=True):
         if isinstance(launch, Communicate):
-            key = (id(trial.asked.cost), launch.group, launch.operation, launch.size_bytes)
-            if key not in found:
-                cost = cost_of(trial.asked.cost, launch.group)
-                found[key] = cost.transfer(launch.operation, launch.size_bytes)
-            transfers.append(found[key])
+            key = (id(trial.request.cost), launch.group, launch.operation, launch.size_bytes)
+            if key not in cache:
+                cost = cost_of(trial.request.cost, launch.group)
+                cache[key] = cost.transfer(launch.operation, launch.size_bytes)
+            transfers.append(cache[key])
     return transfers
 
 
@@ -123,24 +123,23 @@ def distinct(hosts: Sequence[Host]) -> Sequence[Host]:
 
 def loader_of(hosts: Sequence[Host]) -> Batches:
     """Each trial's, all of the same capacity."""
-    loaders = [host.program.loader for host in hosts]
-    known = [loader for loader in loaders if loader]
-    batch_ns: Any = column([loader.batch_ns for loader in known])
-    return Batches(replace(known[0], batch_ns=batch_ns) if known else None, np.maximum)
+    loaders = [loader for host in hosts if (loader := host.program.loader)]
+    batch_ns: Any = column([loader.batch_ns for loader in loaders])
+    return Batches(replace(loaders[0], batch_ns=batch_ns) if loaders else None, np.maximum)
 
 
 def drawn(trials: Sequence[Trial], ranks: int, number: int) -> tuple[Ticks | None, Ticks | None]:
     """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
-    found: list[Ticks | None] = []
+    draws: list[Ticks | None] = []
     for name, usual in (("slowdowns", 1.0), ("stalls", 0.0)):
-        rows = [getattr(trial.asked, name) for trial in trials]
+        rows = [getattr(trial.request, name) for trial in trials]
         if all(row is None for row in rows):
-            found.append(None)
+            draws.append(None)
             continue
         none = np.full(ranks, usual)
         at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
-        found.append(np.stack(at))
-    return found[0], found[1]
+        draws.append(np.stack(at))
+    return draws[0], draws[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class WorkSums:
         self.factors = np.ascontiguousarray(factors)
         self.stood_ns: Ticks | None = None
         # by works and pace, those that were asked for last at the end
-        self._known: dict[tuple[bytes, float], Ticks] = {}
+        self._sums: dict[tuple[bytes, float], Ticks] = {}
         self._prefixes: dict[tuple[bytes, float], Prefixes] = {}
         self._usual: tuple[WorkSums, int, WorkSums] | None = None  # see `changed`
 
@@ -114,32 +114,32 @@ class WorkSums:
         """The sums where one rank's work takes so many times as long, and others' as before."""
         factors = self.factors.copy()
         factors[rank] = times
-        found = WorkSums(factors)
-        found._usual = self, rank, WorkSums(factors[rank : rank + 1])
-        found.stood_ns = self.stood_ns
-        return found
+        sums = WorkSums(factors)
+        sums._usual = self, rank, WorkSums(factors[rank : rank + 1])
+        sums.stood_ns = self.stood_ns
+        return sums
 
     def of(self, works_ns: Sequence[int] | Ticks, pace: float) -> Ticks:
         """Ticks of all works on each rank, each work rounded, `pace` thousandths as long."""
         works = np.array(works_ns, dtype=np.float64)
-        asked = works.tobytes(), pace
-        if asked not in self._known:
-            self._known[asked] = self._summed(works, pace)
-            _forget(self._known, _MOST_SUMS)
-        return _as_last(self._known, asked)
+        key = works.tobytes(), pace
+        if key not in self._sums:
+            self._sums[key] = self._summed(works, pace)
+            _forget(self._sums, _MOST_SUMS)
+        return _as_last(self._sums, key)
 
     def prefixes(self, works_ns: Ticks, pace: float) -> Prefixes:
         """Ticks of the first works on each rank, `pace` thousandths as long."""
-        asked = works_ns.tobytes(), pace
-        if asked not in self._prefixes:
-            self._prefixes[asked] = Prefixes(works_ns, self.factors, pace)
+        key = works_ns.tobytes(), pace
+        if key not in self._prefixes:
+            self._prefixes[key] = Prefixes(works_ns, self.factors, pace)
             _forget(self._prefixes, _MOST_PREFIXES)
-        return _as_last(self._prefixes, asked)
+        return _as_last(self._prefixes, key)
 
     def _summed(self, works_ns: Ticks, pace: float) -> Ticks:
         if self._usual:
             usual, rank, alone = self._usual
-            if (works_ns.tobytes(), pace) in usual._known:  # noqa: SLF001 -- of this class
+            if (works_ns.tobytes(), pace) in usual._sums:  # noqa: SLF001 -- of this class
                 sums_ns = usual.of(works_ns, pace).copy()
                 sums_ns[rank] = alone.of(works_ns, pace)[0]
                 return sums_ns
@@ -154,10 +154,10 @@ class WorkSums:
         return sums_ns
 
 
-def _as_last(kept: dict[tuple[bytes, float], _Kept], asked: tuple[bytes, float]) -> _Kept:
+def _as_last(kept: dict[tuple[bytes, float], _Kept], key: tuple[bytes, float]) -> _Kept:
     """What is kept, and was asked for last."""
-    kept[asked] = kept.pop(asked)
-    return kept[asked]
+    kept[key] = kept.pop(key)
+    return kept[key]
 
 
 def _forget(kept: dict[tuple[bytes, float], Any], most: int) -> None:
