@@ -35,7 +35,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4
+        archive.extractall(folder)
     (tree,) = folder.iterdir()
     return _build(tree, "wheel", tmp_path_factory.mktemp("wheel"))
 
