@@ -19,7 +19,6 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.device import SLOT_BYTES_PER_S
 from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, LinkKind, near_a_part
-from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s, format_duration
 
 Kind = Literal["intra_node", "inter_node"]
@@ -179,16 +178,6 @@ class Wires:
         machine, host = cluster.machine, cluster.host
         whole = max(machine.gpus_per_node if machine else 0, (host and host.gpus) or 0)
         return not (self.smaller or (cluster.gpus_per_node < whole and self.nodes > 1))
-
-
-def sockets_rate(scenario: Scenario) -> float:
-    """Bytes per second that NCCL's sockets carry over each NIC; infinite where it opens none."""
-    inter = scenario.cluster.link("inter_node")
-    if scenario.ddp.backend != "nccl" or scenario.cluster.nodes == 1:
-        return inf
-    if not isinstance(inter, InterNode):
-        return inf
-    return sockets_bytes_per_s(inter, environment_of(scenario.cluster))
 
 
 def link_of(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode | None:

@@ -12,7 +12,7 @@ from ddpsim.cluster.link_sources import rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.transports import MORE_SOCKETS, SOCKET_VARIABLES
-from ddpsim.cluster.wires import sockets_rate
+from ddpsim.cluster.wires import Wires
 from ddpsim.engine.batch import mean_steps_s, step_ranges_s
 from ddpsim.errors import ScenarioError, not_here
 from ddpsim.prediction.fitting import ways_to_fit
@@ -171,11 +171,10 @@ def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
 
 def _more_sockets(trials: _Trials) -> Iterator[_Change]:
     """NCCL's helper threads, where its sockets carry less than the line does."""
-    scenario = trials.job.scenario
-    if (
-        sockets_rate(scenario) < inf
-        and "NCCL_SOCKET_NTHREADS" not in scenario.cluster.nccl_variables
-    ):
+    cluster, cost = trials.job.scenario.cluster, trials.job.network.plain_cost
+    if not isinstance(cost, NcclCost) or "NCCL_SOCKET_NTHREADS" in cluster.nccl_variables:
+        return
+    if Wires.of(cluster).sockets_rate < inf:
         variables = SOCKET_VARIABLES.items()
         settings = tuple(setting(f"cluster.nccl_env.{name}", number) for name, number in variables)
         yield _Change(f"{MORE_SOCKETS}: threads that copy what the sockets carry", settings)

@@ -47,18 +47,20 @@ def test_the_first_suggestion_helps(name: str, settings: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("keys", "is_advised"),
+    ("keys", "variables", "is_advised"),
     [
-        ("transport: tcp", True),
-        ("transport: rdma", False),
-        ("transport: tcp, flow_bandwidth: 1 Gbit/s", True),
+        ("transport: tcp", "{}", True),
+        ("transport: rdma", "{}", False),
+        ("transport: rdma", "{NCCL_IB_DISABLE: 1}", True),
+        ("transport: tcp, flow_bandwidth: 1 Gbit/s", "{}", True),
     ],
 )
 def test_more_sockets_are_advised_where_they_carry_less_than_the_line(
-    keys: str, is_advised: bool
+    keys: str, variables: str, is_advised: bool
 ) -> None:
     network = f"cluster.inter_node={{bandwidth: 100 Gbit/s, latency: 30 us, {keys}}}"
-    asked = ("cluster.gpus_per_node=1", "cluster.nodes=8", network)
+    nodes = ("cluster.gpus_per_node=1", "cluster.nodes=8", network)
+    asked = (*nodes, f"cluster.nccl_env={variables}")
     before = ddpsim.simulate(load("resnet50-8xa100", *asked))
     threads = "cluster.nccl_env.NCCL_SOCKET_NTHREADS=4"
     advised = [step.settings for step in before.next_steps if threads in step.settings]

@@ -8,7 +8,7 @@ from math import ceil, floor, inf, log10, sqrt
 from typing import Literal
 
 from ddpsim.cluster.transports import MORE_SOCKETS
-from ddpsim.cluster.wires import link_of, sockets_rate
+from ddpsim.cluster.wires import Wires, link_of
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.resolve import resolve
@@ -132,8 +132,8 @@ def _limit(doubling: NextDoubling, doubled: Scenario, wanted: float) -> str:
     efficiency = _throughput(doubled) / wanted
     if efficiency >= KNEE_EFFICIENCY:
         return limit
-    sockets = sockets_rate(doubled)
-    if sockets < inf:
+    sockets = Wires.of(doubled.cluster).sockets_rate
+    if doubled.ddp.backend == "nccl" and sockets < inf:
         rate = format_bytes_per_s(sockets)
         return f"NCCL's sockets: {rate} a NIC, whatever its line ({MORE_SOCKETS} or RDMA help)"
     return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
