@@ -243,4 +243,5 @@ def _regrets(tuning: Tuning) -> Iterator[str]:
     else:
         yield f"the scenario's own options take {tuning.own_regret:.1%} longer than the fastest"
     if tuning.default_regret is not None:
-        yield f"torch's default caps and the other options {tuning.default_regret:.1%} longer"
+        longer = f"take {tuning.default_regret:.1%} longer"
+        yield f"torch's default caps, with the other options of the fastest, {longer}"

@@ -76,7 +76,7 @@ def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
     likeliest = max(cause.probability for cause in diagnosis.causes)
     yield from wrap(
         f"Undecided: the likeliest cause has {likeliest:.0%}. Look next at: {check.text}. "
-        f"Its answer raises the likeliest to {check.expected:.0%} on average.",
+        f"That raises the likeliest cause to {check.expected:.0%} on average.",
         screen_width(),
         break_on_hyphens=False,
     )

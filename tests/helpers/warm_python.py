@@ -130,7 +130,7 @@ class _Server:
 
 
 def _run(argv: Sequence[str], variables: dict[str, str], folder: str, paths: list[str]) -> None:
-    """As Python does with these arguments."""
+    """Run a script or a module as `python` would, given its arguments and environment."""
     import torch
 
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)

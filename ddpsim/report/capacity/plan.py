@@ -192,9 +192,8 @@ def _safety(plan: CapacityPlan) -> str:
         return "no size is in time at the slow edge of its interval"
     if plan.sure.gpus <= plan.answer.gpus:
         return "at the slow edge of the interval too"
-    return (
-        f"at the slow edge of the interval it takes {size_in_words(plan.sure)} (of the sizes below)"
-    )
+    sure = size_in_words(plan.sure)
+    return f"at the slow edge of the interval the fewest in the table are {sure}"
 
 
 def _knee(plan: CapacityPlan) -> Iterator[str]:
