@@ -136,3 +136,15 @@ def test_every_file_elsewhere_on_the_map_is_there() -> None:
     paths = re.findall(r"`((?:ddpsim|calibrate|tests|tools|docs)/[\w/.-]+\.\w+)`", MAP)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_no_constant_of_a_module_is_set_twice() -> None:
+    """The second value would hold for the first one's uses too, which nothing else notices."""
+    for path in (path for package in packages() for path in package.glob("*.py")):
+        names = [
+            target.id
+            for node in ast.parse(path.read_text("utf-8")).body
+            for target in (node.targets if isinstance(node, ast.Assign) else ())
+            if isinstance(target, ast.Name) and target.id.isupper()
+        ]
+        assert len(names) == len(set(names)), path

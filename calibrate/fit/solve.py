@@ -20,7 +20,7 @@ FLOOR = 1e-9  # of a parameter's scale: as good as zero, and still a divisor
 _IDLE = 1e-4  # a parameter is at its bound if zero costs no more than this part of the cost,
 _NEGLIGIBLE = 1e-10  # or no more than this a sample: a relative error of 1e-5
 _LEANING = 1e-3  # relative error that an optional parameter of 1.7 times its scale counts as
-_NEGLIGIBLE = 1e-5  # singular values below this part of the largest tell nothing
+_LEAST_SINGULAR = 1e-5  # singular values below this part of the largest tell nothing
 _SHARE = 0.05  # of a direction that is not told: then neither is the parameter
 
 
@@ -165,7 +165,7 @@ def _inverse(jacobian: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     norm = np.linalg.norm(jacobian, axis=0)
     norm = np.where(norm > 0, norm, 1.0)
     _, singular, directions = np.linalg.svd(jacobian / norm, full_matrices=False)
-    lost = singular < _NEGLIGIBLE * singular[0]
+    lost = singular < _LEAST_SINGULAR * singular[0]
     is_telling = ~(np.abs(directions[lost]) > _SHARE).any(axis=0)
     kept = directions[~lost] / singular[~lost, None]
     return kept.T @ kept / np.outer(norm, norm), is_telling
