@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from ddpsim.report.lines import as_text, by_text, labelled, listed, noted_noise, screen_width
 from ddpsim.result.model import Brief
-from ddpsim.result.sweep import GOALS, FlatRegion, Point, Sweep
+from ddpsim.result.sweep import FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted
 
@@ -41,8 +41,11 @@ def _table(sweep: Sweep) -> Iterator[str]:
     yield f"    {head}{''.join(f'{name:>{width}}' for name, width in columns.items())}"
     best, front = sweep.best, sweep.front
     for point in shown:
-        mark = "*" if point is best else "+" if any(point is other for other in front) else ""
-        mark = "!" if point.brief and not point.usable else mark
+        mark = "" if point.usable or not point.brief else "!"
+        if point is best:
+            mark = "*"
+        elif any(point is other for other in front):
+            mark = "+"
         cells = "  ".join(
             f"{setting.value:>{width}}"
             for setting, width in zip(point.settings, widths, strict=True)
@@ -54,10 +57,7 @@ def shown_points(sweep: Sweep) -> Sequence[Point]:
     """All points of a small sweep in the order of the grid, else the front or the best."""
     if len(sweep.points) <= _ROWS:
         return sweep.points
-    goal, sign = sweep.goals[0], GOALS[sweep.goals[0]].sign
-    usable = [(sign * sweep.figure(p.usable, p, goal), p) for p in sweep.points if p.usable]
-    ranked = [point for _, point in sorted(usable, key=lambda pair: -pair[0])]
-    return (sweep.front or ranked)[:_ROWS] or sweep.points[:_ROWS]
+    return (sweep.front or sweep.ranked)[:_ROWS] or sweep.points[:_ROWS]
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:

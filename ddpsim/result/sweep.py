@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,12 +116,12 @@ class Sweep(Tabled):
         """Whether a point needs more memory than its GPUs have."""
         return any(point.brief and not point.usable for point in self.points)
 
-    @property
+    @cached_property
     def sample_sizes(self) -> frozenset[tuple[str, int] | None]:
         """What a sample is at the points and in the scenario as it is: several do not compare."""
         return frozenset(point.sample_size for point in (self.own, *self.points) if point.brief)
 
-    @property
+    @cached_property
     def counts_tokens(self) -> bool:
         """Whether throughput is in tokens, as points have samples of other lengths."""
         sizes = self.sample_sizes
@@ -133,14 +134,19 @@ class Sweep(Tabled):
 
     def figure(self, brief: Brief, point: Point, goal: str) -> float:
         """The figure of a point, whose `brief` it is, by a goal."""
-        tokens = self.counts_tokens and goal in _OF_SAMPLES and point.tokens_per_sample
+        tokens = goal in _OF_SAMPLES and self.counts_tokens and point.tokens_per_sample
         return GOALS[goal].of(brief) * (tokens or 1)
+
+    @cached_property
+    def ranked(self) -> list[Point]:
+        """Points that fit into memory, the best by the first goal first."""
+        usable = [point for point in self.points if point.usable]
+        return sorted(usable, key=lambda point: -self._value(point, self.goals[0]))
 
     @property
     def best(self) -> Point | None:
         """The first of the best by the first goal; None where none fits into memory."""
-        usable = [point for point in self.points if point.usable]
-        return max(usable, key=lambda point: self._value(point, self.goals[0]), default=None)
+        return next(iter(self.ranked), None)
 
     @property
     def set_aside(self) -> dict[str, tuple[str, ...]]:
@@ -162,18 +168,16 @@ class Sweep(Tabled):
             return False
         return self._loss(self.own, best) <= self.within
 
-    @property
+    @cached_property
     def front(self) -> tuple[Point, ...]:
         """The points that no other beats in one goal without losing in the other."""
         if len(self.goals) < 2:
             return ()
         first, second = self.goals
-        usable = [point for point in self.points if point.usable]
-        ranked = sorted(
-            usable, key=lambda point: (-self._value(point, first), -self._value(point, second))
-        )
         front: list[Point] = []
-        for point in ranked:
+        for point in sorted(
+            self.ranked, key=lambda point: (-self._value(point, first), -self._value(point, second))
+        ):
             if not front or self._value(point, second) > self._value(front[-1], second):
                 front.append(point)
         return tuple(front)
