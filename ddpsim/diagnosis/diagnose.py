@@ -36,6 +36,7 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.api import scenario_of
+from ddpsim.prediction.program import is_bound_by_peak
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.progress import Stage, stage
@@ -51,7 +52,6 @@ from ddpsim.result.diagnosis import (
     Quantity,
     Verdict,
     is_normal,
-    mfu_of,
     verdict,
 )
 from ddpsim.scenario.document import Source
@@ -154,8 +154,9 @@ def judge(scenario: Source, result: Result, measured: float | str) -> Verdict:
     if is_normal(result, measured_s):
         return verdict(result, measured_s)
     step = Measurement("step", measured_s, cluster.nodes, cluster.gpus_per_node)
-    causes = _Diagnosing(Case.of(scenario), [step], result).diagnosis(Stage()).causes
-    return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s), causes)
+    diagnosis = _Diagnosing(Case.of(scenario), [step], result).diagnosis(Stage())
+    longer = stretches(resolve(scenario), result, measured_s)
+    return verdict(result, measured_s, longer, diagnosis.causes, diagnosis.mfu)
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,9 @@ class _Diagnosing:
         noise = np.array([noise_of(each.quantity, backend) for each in measured])
         self.seen = Seen(self.predictor.measured, noise)
         self.healthy = self.predictor.values([Change() for _ in measured])
+        self.step = self._own_step()
+        self.step_s = None if self.step is None else measured[self.step].seconds
+        self.is_inside = None if self.step_s is None else is_normal(result, self.step_s)
 
     def diagnosis(self, progress: Stage) -> Diagnosis:
         """All causes, the likeliest first, and the check."""
@@ -213,32 +217,37 @@ class _Diagnosing:
         order = sorted(likely, key=lambda key: (key in far, -likely[key]))
         self._simulate_further([fits[k] for k in order if k in fits and likely[k] >= _LIKELY])
         causes = [self._cause(fits.get(key), odds[key] / whole, likely[key]) for key in order]
-        own_s = self._own_step_s()
         cluster, measured = self.case.cluster, self._beside_predictions()
         misfit = None if causes[0].key == NOTHING.key else self._misfit()
-        normal = None if own_s is None else is_normal(self.result, own_s)
         return Diagnosis(
             *(self.case.scenario.name, cluster.nodes, cluster.gpus_per_node),
             measured=measured,
             interval=self.result.prediction_interval_s,
-            normal=normal and misfit is None,
+            normal=self.is_inside and misfit is None,
             causes=tuple(causes),
             check=self._check(fits, causes),
             all_reduce_bytes=largest_bytes(self.case),
             assumptions=_ASSUMPTIONS,
             facts=self.facts,
-            step=None if (index := self._own_step()) is None else measured[index],
-            mfu=None if own_s is None else mfu_of(self.result, own_s),
+            step=None if self.step is None else measured[self.step],
+            mfu=self._mfu(),
             misfit=None if misfit is None else measured[misfit],
         )
 
-    def _misfit(self) -> int | None:
-        """Find the step that compares with the scenario's own least as in a healthy job.
+    def _mfu(self) -> float | None:
+        """The MFU of the measured step; None where it is not known, or may be above 1."""
+        mfu = self.result.training.mfu if self.result.training else None
+        if mfu is None or self.step_s is None or not is_bound_by_peak(self.case.scenario):
+            return None
+        return mfu * self.result.iteration_time_s.mean / self.step_s
 
-        None where they differ as they do in 19 of 20 healthy jobs: by the noise of each, and by
-        what uncertain inputs change in one more than in the other.
+    def _misfit(self) -> int | None:
+        """Find the step whose ratio to the scenario's own is least like a healthy job's.
+
+        None where each ratio differs from the predicted one as in 19 of 20 healthy jobs: by the
+        noise of both steps, and by what uncertain inputs change in one more than in the other.
         """
-        here = self._own_step()
+        here = self.step
         others = [i for i, m in enumerate(self.measured) if m.quantity == "step" and i != here]
         if here is None or not others:
             return None
@@ -253,7 +262,7 @@ class _Diagnosing:
 
     def _is_far(self, fitted: _FittedHypothesis) -> bool:
         """Whether a cause makes another step than was measured on all ranks of the scenario."""
-        index = self._own_step()
+        index = self.step
         if index is None or fitted.hypothesis is NOTHING:
             return False
         return bool(abs(fitted.fit.values[index] - self.seen.logs[index]) > _FAR)
@@ -342,10 +351,6 @@ class _Diagnosing:
         indices = (i for i, (c, m) in pairs if c is self.case and m.quantity == "step")
         return next(indices, None)
 
-    def _own_step_s(self) -> float | None:
-        index = self._own_step()
-        return None if index is None else self.measured[index].seconds
-
     def _beside_predictions(self) -> tuple[Measured, ...]:
         pairs = zip(self.cases, self.measured, strict=True)
         healthy = Change()
@@ -358,12 +363,11 @@ class _Diagnosing:
         hypothesis, size = fitted.hypothesis, fitted.fit.size
         change = hypothesis.change(self.case, size)
         predicted = self._predicted(hypothesis, size) if probability >= _LIKELY else None
-        own_s, mended_s, text = self._own_step_s(), None, hypothesis.in_words(size)
+        mended_s, text = None, hypothesis.in_words(size)
         if hypothesis is NOTHING:
-            is_off = own_s is not None and is_normal(self.result, own_s) is False
-            text = _OFF if is_off else text
-        elif predicted and own_s is not None and not self._is_far(fitted):
-            mended_s = own_s * self.pace * self.case.step_s / predicted.step_s
+            text = _OFF if self.is_inside is False else text
+        elif predicted and self.step_s is not None and not self._is_far(fitted):
+            mended_s = self.step_s * self.pace * self.case.step_s / predicted.step_s
         return Cause(
             *(hypothesis.key, text, prior, probability, hypothesis.remedy),
             *(change.settings, dict(change.factors), mended_s, predicted),

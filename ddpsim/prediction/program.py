@@ -137,14 +137,21 @@ def device_warnings(scenario: Scenario, model: Model, step_s: float) -> Iterator
     mfu = mfu_of(scenario, model, step_s)
     if not mfu or mfu <= 1 or cluster.device.kind != "gpu":
         return
-    arithmetic = arithmetic_of(scenario.workload.precision, cluster.device)
-    if arithmetic.convolution_rate(cluster.device) == arithmetic.rate:
+    if is_bound_by_peak(scenario):
         yield (
             f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
             "micro-batch), batch_per_rank and precision"
         )
     else:
-        yield f"MFU {mfu:.0%} is of the {arithmetic.rate} peak; convolutions run in TF32 above it"
+        rate = arithmetic_of(scenario.workload.precision, cluster.device).rate
+        yield f"MFU {mfu:.0%} is of the {rate} peak; convolutions run in TF32 above it"
+
+
+def is_bound_by_peak(scenario: Scenario) -> bool:
+    """Whether no MFU exceeds 1: on a GPU whose convolutions are no faster than its products."""
+    device = scenario.cluster.device
+    arithmetic = arithmetic_of(scenario.workload.precision, device)
+    return device.kind == "gpu" and arithmetic.convolution_rate(device) == arithmetic.rate
 
 
 def _one_nic_of_many(cluster: Cluster) -> Iterator[str]:

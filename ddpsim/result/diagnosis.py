@@ -129,8 +129,9 @@ class Diagnosis(Drawn):
     Last come those whose step is another one, unless no other cause is worth a word.
     `normal`: the measured step lies in the prediction interval, and steps of other settings are as
     many times as long as predicted; None where no step was measured on the scenario's own ranks, or
-    there is no interval. `step`: that measured step; `mfu`: its MFU; `misfit`: the step
-    that compares with it least as predicted, where they do not fit. `all_reduce_bytes`: the size of
+    there is no interval. `step`: that measured step; `mfu`: its MFU, where the device's peak bounds
+    it; `misfit`: the step whose ratio to it differs most from the predicted one, where that is too
+    much. `all_reduce_bytes`: the size of
     `Predicted`. `facts`: what NCCL's log and the traces show, where they were given.
     """
 
@@ -199,13 +200,7 @@ class Verdict:
 def is_normal(result: Result, measured_s: float) -> bool | None:
     """Whether a measured iteration time lies in the interval; None without an interval."""
     interval = result.prediction_interval_s
-    return None if interval is None else interval.low <= measured_s <= interval.high
-
-
-def mfu_of(result: Result, measured_s: float) -> float | None:
-    """The MFU of a measured step; None where FLOPs or the device's peak are not known."""
-    mfu = result.training.mfu if result.training else None
-    return None if mfu is None else mfu * result.iteration_time_s.mean / measured_s
+    return None if interval is None else interval.holds(measured_s)
 
 
 def place_in_interval(
@@ -216,11 +211,12 @@ def place_in_interval(
     name: str,
     is_healthy: bool,
 ) -> tuple[str, str]:
-    """Whether a measured step is normal, and why; nothing of the first where that is open.
+    """`normal` or `not normal`, and why; the first is empty where one healthy job in five is so.
 
-    `name`: of the interval. `is_healthy`: nothing is likelier than that nothing is wrong.
+    `mfu`: the step's, where the device's peak bounds it. `name`: of the interval. `is_healthy`:
+    nothing is likelier than that nothing is wrong.
     """
-    if interval.low <= measured_s <= interval.high:
+    if interval.holds(measured_s):
         return "normal", f"inside the {name}"
     if is_healthy:
         return "", f"outside the {name}, as one healthy job in five is"
@@ -236,8 +232,12 @@ def verdict(
     measured_s: float,
     stretches: Sequence[Stretch] = (),
     causes: Sequence[Cause] = (),
+    mfu: float | None = None,
 ) -> Verdict:
-    """Compare a measured iteration time in seconds with a prediction."""
+    """Compare a measured iteration time in seconds with a prediction.
+
+    `mfu`: the measured step's, where the device's peak bounds it.
+    """
     predicted_s = result.iteration_time_s.mean
     difference = measured_s / predicted_s - 1
     interval, normal = result.prediction_interval_s, is_normal(result, measured_s)
@@ -246,7 +246,7 @@ def verdict(
         text += "without an interval nobody can say whether that is normal"
     else:
         place = place_in_interval(
-            *(interval, measured_s, mfu_of(result, measured_s)),
+            *(interval, measured_s, mfu),
             name=f"{interval.level:.0%} interval",
             is_healthy=bool(causes) and causes[0].key == HEALTHY,
         )

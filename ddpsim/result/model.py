@@ -105,6 +105,10 @@ class PredictionInterval:
         """Both ends, in seconds."""
         return self.low, self.high
 
+    def holds(self, time_s: float) -> bool:
+        """Whether a time lies in the interval."""
+        return self.low <= time_s <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

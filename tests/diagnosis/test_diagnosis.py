@@ -117,6 +117,19 @@ def test_a_step_that_is_too_fast_is_called_so() -> None:
     assert "explain-step" not in text
 
 
+def test_no_peak_is_named_that_convolutions_exceed() -> None:
+    """ResNet-50 in fp32: its convolutions run in TF32, at eight times the rate of its MFU."""
+    cluster = {"device": "a100-sxm-80gb", "nodes": 1, "gpus_per_node": 8}
+    workload = {"model": "resnet50", "batch_per_rank": 64}
+    document = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    job = ddpsim.load_scenario(document)
+    result = ddpsim.simulate(job)
+    assert result.training
+    assert result.training.mfu
+    text = ddpsim.judge(job, result, result.iteration_time_s.mean * result.training.mfu / 3).text
+    assert "not normal, faster than the 80% interval; check the unit" in text
+
+
 def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
     """How likely the likeliest cause would be after the check: the sum of each outcome's best."""
     found = ddpsim.diagnose(scenario(ONE_NODE), "150 ms")
