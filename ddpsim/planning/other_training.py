@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpsim.scenario.ddp import OF_HOOKS, Ddp
+from ddpsim.scenario.ddp import OF_HOOKS, PLAIN_HOOKS, Ddp
 from ddpsim.scenario.options.linear_layers import Float8, Lora
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Optimizer, Workload
 
 _SOURCES = ("model", "profile", "trace", "parameters")
-_OF_TIME_ALONE = {"fused"}  # of an optimizer
-_TOLD_BY_TYPES = {"masters"}  # `ddpsim.workload.numerics` tells them
-_EXACT_HOOKS = ("none", "allreduce", "fp16_compress", "bf16_compress")  # their types aside
+# keys of an optimizer that leave its rule alone; `ddpsim.workload.numerics` names masters
+_NO_RULE = {"fused", "masters"}
 
 
 def other_training(first: Scenario, other: Scenario) -> Iterator[str]:
@@ -30,8 +29,8 @@ def _other_input(first: Scenario, other: Scenario) -> Iterator[str]:
     ours, theirs = first.workload, other.workload
     if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"
-    elif theirs.sample_size and ours.sample_size != theirs.sample_size:
-        (_, was), (key, size) = ours.sample_size or ("", 0), theirs.sample_size
+    elif ours.sample_size and theirs.sample_size and ours.sample_size != theirs.sample_size:
+        (_, was), (key, size) = ours.sample_size, theirs.sample_size
         yield f"{key} {size:,} in place of {was:,}"
     if ours.batch_per_rank != theirs.batch_per_rank:
         yield "another batch"
@@ -48,7 +47,7 @@ def _other_input(first: Scenario, other: Scenario) -> Iterator[str]:
 
 
 def _gpus(scenario: Scenario) -> tuple[int, int]:
-    """GPUs, and the ranks of data parallelism that they are."""
+    """Numbers of GPUs, and of data-parallel ranks."""
     return scenario.cluster.gpus, scenario.cluster.world_size
 
 
@@ -100,11 +99,12 @@ def _other_updates(first: Scenario, other: Scenario) -> Iterator[str]:
 
 
 def _rule(optimizer: Optimizer) -> dict[str, object]:
-    return optimizer.model_dump(exclude=_OF_TIME_ALONE | _TOLD_BY_TYPES)
+    return optimizer.model_dump(exclude=_NO_RULE)
 
 
 def _hook(ddp: Ddp) -> tuple[str, object]:
     """A hook that sends something else than gradients, with its options."""
     hook = ddp.comm_hook
-    options = [getattr(ddp, key) for key, owner in OF_HOOKS.items() if owner == hook]
-    return ("", None) if hook in _EXACT_HOOKS else (hook, options)
+    if hook in PLAIN_HOOKS:
+        return "", None
+    return hook, [getattr(ddp, key) for key, owner in OF_HOOKS.items() if owner == hook]

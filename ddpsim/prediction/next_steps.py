@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 from ddpsim.cluster.link_sources import rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.transports import MORE_SOCKETS, SOCKET_VARIABLES
-from ddpsim.cluster.wires import Wires
+from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.engine.batch import mean_steps_s, step_ranges_s
 from ddpsim.errors import ScenarioError, not_here
 from ddpsim.prediction.fitting import ways_to_fit
@@ -172,9 +171,10 @@ def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
 def _more_sockets(trials: _Trials) -> Iterator[_Change]:
     """NCCL's helper threads, where its sockets carry less than the line does."""
     cluster, cost = trials.job.scenario.cluster, trials.job.network.plain_cost
-    if not isinstance(cost, NcclCost) or "NCCL_SOCKET_NTHREADS" in cluster.nccl_variables:
+    if not isinstance(cost, NcclCost):
         return
-    if Wires.of(cluster).sockets_rate < inf:
+    wires = Wires.of(cluster)
+    if wires.environment.threads is None and wires.sockets_rate < rate_of(wires.inter):
         variables = SOCKET_VARIABLES.items()
         settings = tuple(setting(f"cluster.nccl_env.{name}", number) for name, number in variables)
         yield _Change(f"{MORE_SOCKETS}: threads that copy what the sockets carry", settings)

@@ -47,6 +47,8 @@ OF_STRATEGIES = {  # sections of options, and whose they are
     "fsdp1": ("fsdp1",),
     "bucket_groups": ("naive_flat",),
 }
+# hooks that all-reduce gradients, in 16 bits or not
+PLAIN_HOOKS = ("none", "allreduce", "fp16_compress", "bf16_compress")
 OF_HOOKS = {"power_sgd": "powerSGD", "top_k": "top_k", "post_local_sgd": "post_localSGD"}
 OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),

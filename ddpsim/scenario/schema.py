@@ -12,13 +12,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail, given, refuse
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.ddp import PLAIN_HOOKS, Ddp
 from ddpsim.scenario.options.reliability import Reliability
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.workload import Workload
 from ddpsim.wording import counted
 
-_AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
 # others shard the optimizer, or have masters of their own
 _WITH_MASTERS = ("ddp", "naive", "naive_flat", "per_parameter")
 # that cut matrices, or share them out
@@ -240,7 +239,7 @@ class Scenario(Spec):
             "waits for the buckets' rebuild, which never comes under find_unused_parameters: torch "
             "updates nothing; write false, or ddp.static_graph: true": ddp.finds_unused,
             f"is not modelled around comm_hook: {ddp.comm_hook}; write none, allreduce, "
-            "fp16_compress or bf16_compress": ddp.comm_hook not in _AROUND_ALL_REDUCES,
+            "fp16_compress or bf16_compress": ddp.comm_hook not in PLAIN_HOOKS,
             "updates parameters in each backward that reduces; write ddp.no_sync: true": (
                 ddp.accumulation_steps > 1 and not ddp.no_sync
             ),

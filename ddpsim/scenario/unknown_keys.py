@@ -45,7 +45,8 @@ _OF_SECTION = {
     ),
     ("fully_shard", "mp_policy"): "mixed_precision",
     ("power_sgd", "rank"): "matrix_approximation_rank",
-    **dict.fromkeys((("lora", "targets"), ("lora", "target_modules")), "modules"),  # of LoraConfig
+    ("lora", "targets"): "modules",
+    ("lora", "target_modules"): "modules",  # of LoraConfig
     ("lora", "r"): "rank",
 }
 # of launchers: which rank a process is

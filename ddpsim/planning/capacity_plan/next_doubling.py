@@ -132,10 +132,11 @@ def _limit(doubling: NextDoubling, doubled: Scenario, wanted: float) -> str:
     efficiency = _throughput(doubled) / wanted
     if efficiency >= KNEE_EFFICIENCY:
         return limit
-    sockets = Wires.of(doubled.cluster).sockets_rate
-    if doubled.ddp.backend == "nccl" and sockets < inf:
-        rate = format_bytes_per_s(sockets)
-        return f"NCCL's sockets: {rate} a NIC, whatever its line ({MORE_SOCKETS} or RDMA help)"
+    wires = Wires.of(doubled.cluster)
+    if doubled.ddp.backend == "nccl" and wires.sockets_rate < inf:
+        rate, is_default = format_bytes_per_s(wires.sockets_rate), wires.environment.threads is None
+        helps = f"{MORE_SOCKETS} or RDMA help" if is_default else "RDMA helps"
+        return f"NCCL's sockets: {rate} a NIC, whatever its line ({helps})"
     return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
 
 

@@ -183,8 +183,9 @@ def _set_aside(data: Mapping[str, Any]) -> tuple[str, ...]:
 def _key(scenario: Scenario) -> str:
     """A hash of all that a point's figures depend on: scenario, files and versions."""
     plain = scenario.having(name="")
-    if size := plain.workload.sample_size:  # a default that is stated is the same scenario
-        plain = plain.having("workload", **dict([size]))
+    if plain.workload.sample_size:  # a default that is stated is the same scenario
+        key, size = plain.workload.sample_size
+        plain = plain.having("workload", **{key: size})
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, *(getattr(plain.cluster, log) for log in LOGS), plain.cluster.profile]
     parts = [_versions(), plain.model_dump_json()]
