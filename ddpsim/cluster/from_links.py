@@ -156,10 +156,9 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
 
 def _widest(wires: Wires, inside: Uncertainty, between: LinkUncertainty) -> LinkUncertainty:
     """The widest of both kinds of links; however fast that kind is, the other is passed too."""
-    rates = rate_of(wires.intra), wires.network_rate
     if between.usual.sigma > inside.sigma:
         return between
-    least = min(1.0, rates[0] / rates[1]) / between.usual.factor
+    least = min(1.0, rate_of(wires.intra) / wires.network_rate) / between.usual.factor
     return LinkUncertainty(replace(inside, least=least))
 
 

@@ -111,18 +111,17 @@ def _begun_late_s(
     hosts = [Host(replace(each.program, warmup=0), MOST_MORE) for each in requests]
     lanes = _lanes(ranks, list(zip(group, map(Trial, hosts, requests), strict=True)), counts=False)
     stood_ns = [each.sums.stood_ns if each.sums else None for each in requests]
-    now_ns = np.full((len(requests), ranks), _LATE_NS)
-    now_ns += np.stack([np.zeros(ranks) if each_ns is None else each_ns for each_ns in stood_ns])
+    now_ns = np.stack([np.full(ranks, _LATE_NS) + (0.0 if ns is None else ns) for ns in stood_ns])
     lanes.begin_late(now_ns)
-    count, middles = 0, [(0, now_ns.copy())] * 2  # moments after 2^k steps, the last two such
+    count, middles = 0, [(0, now_ns)] * 2  # moments after 2^k steps, the last two such
     try:
         for lengths_ns in islice(lanes.trained(), MOST_MORE):
             if not count and len(few := _ahead(group, hosts, lengths_ns)) < len(group):
                 return _begun_late_s(few, suffices) if few else {}
-            now_ns += lengths_ns
+            now_ns = now_ns + lengths_ns
             count += 1
             if count.bit_count() == 1:
-                middles = [middles[1], (count, now_ns.copy())]
+                middles = [middles[1], (count, now_ns)]
             edges_s = np.stack([lengths_ns.min(axis=1), lengths_ns.max(axis=1)], axis=1) / NS_PER_S
             held = zip(group, map(tuple, edges_s.tolist()), strict=True)
             ranges_s = {place: each for place, each in held if suffices(place, *each)}
@@ -220,7 +219,7 @@ def _all_settled(requests: Sequence[Request], advance: Callable[[float], None]) 
     keys: list[Hashable] = []
     calm: dict[Hashable, Request] = {}
     for request in requests:
-        usual = request.without_variation() if request.varies else request
+        usual = request.without_variation()
         lasting = None if usual.slowdowns is None else usual.slowdowns[:, 0].tobytes()
         keys.append((id(usual.program), id(usual.cost), usual.world_size, request.traffic, lasting))
         if request.varies and usual.plan.needs_no_events and not request.traffic.loader_share:

@@ -96,14 +96,14 @@ def prediction_interval(
     mean_s: float,
     step_s: Callable[..., float],
     uncertainties: Mapping[str, Uncertainty],
-    lengthening: Sequence[IntervalSource],
+    longer: Sequence[IntervalSource],
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
     `step_s` simulates the step, with `compute`, `host`, `network`, `data`, `interference`,
     `interference_exponent` or `overheads` stretched by a factor; `uncertainties` has those terms.
-    `lengthening`: sources that only lengthen it. `spread_s` is p10 and p90 over iterations.
+    `longer`: sources that only lengthen it. `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s()
     sources = [
@@ -115,7 +115,7 @@ def prediction_interval(
     if high > low:
         below, above = max(0.0, mean_s - low), max(0.0, high - mean_s)
         sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
-    sources += lengthening
+    sources += longer
     below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 

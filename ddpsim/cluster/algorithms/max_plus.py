@@ -75,28 +75,30 @@ def ring_ends_ns(
         return _even_ends_ns(line, steps, begun_ns), "recurrence"
     if longest is None:
         return by_steps(line.busy_ns, line.latency_ns, steps, begun_ns), "recurrence"
-    lefts_ns = np.concatenate((begun_ns[..., -1:], begun_ns[..., :-1]), axis=-1)
+    lefts_ns = _further(begun_ns, -1)
     first_ns = np.maximum(begun_ns, lefts_ns) + line.busy_ns
     return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
 def _even_ends_ns(line: _Line, steps: int, begun_ns: Ticks) -> Ticks:
-    """When steps of a turn or more end over equal links: each way moves as often as it can.
+    """The ends of a turn or more of steps over equal links.
 
-    In its first step without latency. A maximum over N-1 neighbours, of twice as many each time.
+    The longest way to a rank moves on as often as it can, in its first step alone without latency:
+    a maximum over N-1 neighbours, found by doubling.
     """
-
-    def later(ns: Ticks, places: int) -> Ticks:
-        return np.concatenate((ns[..., places:], ns[..., :places]), axis=-1)
-
     latency_ns, seen = line.latency_ns[0], 1
-    longest = np.maximum(begun_ns, later(begun_ns, 1))
+    longest = np.maximum(begun_ns, _further(begun_ns, 1))
     while seen < line.ranks - 1:
         more = min(seen, line.ranks - 1 - seen)
-        longest = np.maximum(longest, later(longest, more) - more * latency_ns)
+        longest = np.maximum(longest, _further(longest, more) - more * latency_ns)
         seen += more
-    ends_ns: Ticks = later(longest, -steps % line.ranks)
+    ends_ns: Ticks = _further(longest, -steps % line.ranks)
     return np.asarray(ends_ns + steps * (line.busy_ns[0] + latency_ns))
+
+
+def _further(ns: Ticks, places: int) -> Ticks:
+    """The values of the ranks so many places further on around the ring."""
+    return np.concatenate((ns[..., places:], ns[..., :places]), axis=-1)
 
 
 @dataclass(frozen=True, eq=False)

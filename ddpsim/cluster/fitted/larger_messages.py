@@ -29,7 +29,7 @@ def of_larger(
     sizes = [largest << doublings for doublings in range(_BANDS + 1)]
     ns_per_byte = [duration_ns(cost.transfer("all_reduce", size)) / size for size in sizes]
     bands = []
-    for size, larger_ns in zip(sizes, ns_per_byte[1:], strict=False):
-        sigma = max(0.0, log(ns_per_byte[0] / larger_ns)) / Z_80
+    for size, each_ns_per_byte in zip(sizes, ns_per_byte[1:], strict=False):
+        sigma = max(0.0, log(ns_per_byte[0] / each_ns_per_byte)) / Z_80
         bands.append((size + 1, Uncertainty(hypot(usual.sigma, sigma), basis)))
     return tuple(bands)

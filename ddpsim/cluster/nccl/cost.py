@@ -390,7 +390,7 @@ class _Search:
         smaller = _BANDS_BYTES[max(0, band - _OCTAVE) : band] if has_others else ()
         different: dict[tuple[str, str], Choice] = {}
         for choice in map(self._choice, (like_bytes, *smaller)):
-            different.setdefault((choice.algorithm, choice.protocol), choice)
+            different.setdefault(choice[:2], choice)
         return [
             _Sent(choice, size_bytes, cut(self._cost.graph, *choice[:2], like_bytes))
             for choice in different.values()

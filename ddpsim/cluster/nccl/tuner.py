@@ -102,7 +102,10 @@ def choose(
 def known_choices(
     graph: Graph, operation: Operation, algorithms: Sequence[str], protocols: Sequence[str]
 ) -> dict[int, Choice]:
-    """What was chosen before, by size, also on faster or slower links with the same channels."""
+    """The choices made so far, by size, to be added to.
+
+    Links that differ in their rates alone share them, if the tuner's estimates and channels agree.
+    """
     rest = replace(graph, intra_gb_per_s=0.0, nic_gb_per_s=0.0)
     rows = estimates(graph, operation if operation in TURNS else "all_reduce")
     return _known_choices(rows, graph.channels, rest, operation, algorithms, protocols)
@@ -110,6 +113,7 @@ def known_choices(
 
 @lru_cache(maxsize=64)
 def _known_choices(*_: object) -> dict[int, Choice]:
+    """A new table for each key."""
     return {}
 
 

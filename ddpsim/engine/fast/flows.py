@@ -53,7 +53,7 @@ class Flows:
 
         A period of the other job's traffic lets as much pass whenever it begins.
         """
-        self._rested_ns += self._quiet_ns(met_ns) - self._quiet_ns(self._now_ns)
+        self._rest_until(met_ns)
         self._now_ns = met_ns + transfer.latency_ns
         rates, parts = self._alone(transfer.link_share)
         left = (transfer.transfer_ns - self._at_once_ns(transfer)) * parts
@@ -62,9 +62,11 @@ class Flows:
             passes = busy_ns * rates[True] + (every_ns - busy_ns) * rates[False]
             periods, left = divmod(left, passes)
             self._now_ns += periods * every_ns
-            while left > (passes := self._until_change_ns() * rates[self._traffic_sends()]):
-                self._now_ns += self._until_change_ns()
+            until_ns = self._until_change_ns()
+            while left > (passes := until_ns * rates[self._traffic_sends()]):
+                self._now_ns += until_ns
                 left -= passes
+                until_ns = self._until_change_ns()
         self._now_ns -= -left // rates[self._traffic_sends()]
         return self._now_ns
 
@@ -133,8 +135,12 @@ class Flows:
         for flow, rate in zip(sending, rates, strict=True):
             flow.left_ns = (flow.left_ns or 0) - passed_ns * rate
         if not any(flow.met_ns <= self._now_ns for flow in self._flows):
-            self._rested_ns += self._quiet_ns(next_ns) - self._quiet_ns(self._now_ns)
+            self._rest_until(next_ns)
         self._now_ns = next_ns
+
+    def _rest_until(self, until_ns: int) -> None:
+        """Let the link rest until then, but for another job's traffic."""
+        self._rested_ns += self._quiet_ns(until_ns) - self._quiet_ns(self._now_ns)
 
     def _at_once_ns(self, transfer: WholeTransfer) -> int:
         """Ticks of a transfer that pass at once: as many as the link has rested, at most."""

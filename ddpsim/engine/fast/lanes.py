@@ -137,7 +137,7 @@ class Lanes(Layered):
             yield lengths
 
     def _hear(self, number: int, trials: Sequence[int], lengths: Ticks) -> None:
-        """Whether a step is like others, in each of these trials."""
+        """Note whether a step is like others in these trials, and how ranks stand to each other."""
         waits = self._program.synchronizes
         states = self._standing() if waits else [None] * len(self._trials)
         for i in trials:

@@ -145,7 +145,7 @@ class SlowPeriods:
         start_ns: Ticks,
         end_ns: Ticks,
     ) -> tuple[Ticks, Ticks]:
-        """How far ranks are that have come to a period, when they leave it or end, as above."""
+        """`now_ns` and `begun_ns` of `lasting_ends`, once ranks left a period or ended in it."""
         factor = float(self._periods[number].factor)
         prefixes = partial(sums.prefixes, works_ns)  # of all ranks, which takes long
         first, over = None, np.zeros(len(end_ns), dtype=bool)
@@ -168,8 +168,8 @@ class SlowPeriods:
             last = _Crossing(*(np.where(over[places], *both) for both in each))
         left_ns = self._left_ns(number, ranks, last, end_ns, leaves[places])
         passed = left_ns, left_ns - prefixes(PER_MILLE).before(ranks, last.done + 1)
-        for known_ns, more_ns in zip((now_ns, then_ns), passed, strict=True):
-            known_ns[places] = np.where(leaves[places], more_ns, known_ns[places])
+        for each_ns, passed_ns in zip((now_ns, then_ns), passed, strict=True):
+            each_ns[places] = np.where(leaves[places], passed_ns, each_ns[places])
         return now_ns, then_ns
 
     def _left_ns(

@@ -94,9 +94,7 @@ class Threads:
         while awaited and (awaited[0][-1] <= start_ns).all():
             awaited.popleft()
         last_ns, end_ns = float(np.max(end_ns)), end_ns + 0 * start_ns
-        seen = [
-            (joined_ns, met_ns) for first, joined_ns, met_ns in self._awaited if first < last_ns
-        ]
+        seen = [each[1:] for each in awaited if each[0] < last_ns]
         starts_ns = [np.maximum(joined_ns, start_ns) for joined_ns, _ in seen]
         ends_ns = [np.minimum(met_ns, end_ns) for _, met_ns in seen]
         return 0.0, united_ns(starts_ns, ends_ns, in_order=False)

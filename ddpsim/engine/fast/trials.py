@@ -47,7 +47,7 @@ class TrialWork:
     def of(
         cls, figures: Ticks, first: Compute, most: int | None, *, blocks: bool = False
     ) -> Iterator[TrialWork]:
-        """Offsets and device times, [works, trials, 2], `most` works at once; see `offset_ns`."""
+        """The works of `figures`, offsets and device times [works, trials, 2], `most` at once."""
         many = most or max(1, len(figures))
         for begin in range(0, len(figures), many):
             some = figures[begin : begin + many]
@@ -65,13 +65,13 @@ def side_by_side(
     works = [[work for part in script.parts for work in part.works] for script in scripts]
     figures = np.array([[(ns, i.device_ns) for ns, i in each] for each in zip(*works, strict=True)])
     figures = figures.reshape(-1, len(scripts), 2).astype(np.float64)
-    counts: list[bool] = np.any(figures[..., 1] + blocks, axis=1).tolist()
+    takes_time: list[bool] = np.any(figures[..., 1] + blocks, axis=1).tolist()
     steps: list[TrialStep | TrialWork] = []
     place = 0
     for parts in zip(*(script.parts for script in scripts), strict=True):
         first, many = parts[0].first, len(parts[0].works)
         if isinstance(first, Compute):
-            some, kept = figures[place : place + many], counts[place : place + many]
+            some, kept = figures[place : place + many], takes_time[place : place + many]
             steps += TrialWork.of(some if all(kept) else some[kept], first, most, blocks=blocks)
             place += many
         else:
@@ -122,7 +122,7 @@ def distinct(hosts: Sequence[Host]) -> Sequence[Host]:
 
 
 def loader_of(hosts: Sequence[Host]) -> Batches:
-    """Each trial's, all of the same capacity."""
+    """The loaders of all trials as one, of the same capacity; without any, none waits for data."""
     loaders = [loader for host in hosts if (loader := host.program.loader)]
     batch_ns: Any = column([loader.batch_ns for loader in loaders])
     return Batches(replace(loaders[0], batch_ns=batch_ns) if loaders else None, np.maximum)
