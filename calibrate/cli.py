@@ -363,7 +363,7 @@ def fit(
     check_outputs([(output, PROFILE_SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
     loaded = [load_record(path) for path in records]
     fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
-    _write(fitted, output)
+    _save_profile(fitted, output)
     samples = samples_of_records(loaded)
     table = residual_table(fitted.all_reduce, samples)
     for line in (*data_loaders(loaded), table, *correlated(fitted)):
@@ -427,7 +427,7 @@ def import_nccl_tests(
     check_outputs([(output, PROFILE_SCHEMA)], logs)
     read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
     fitted = fit_logs(read.all_reduces, name, others=read.others)
-    _write(fitted, output)
+    _save_profile(fitted, output)
     samples = samples_of_logs(read.all_reduces)
     for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
         print(line)
@@ -435,7 +435,7 @@ def import_nccl_tests(
         print(f"WARNING {warning}")
 
 
-def _write(profile: ClusterProfile, path: Path) -> None:
+def _save_profile(profile: ClusterProfile, path: Path) -> None:
     from calibrate.fit.show import not_measured
 
     save_json(profile, path)

@@ -98,7 +98,7 @@ def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floa
 def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     """The root of the residuals' weighted mean square, at DDP's sizes if there are enough."""
     usual = [sample for sample in samples if sample.size_bytes >= LEAST_BUCKET_BYTES]
-    samples = usual if has_bucket_sizes(samples) else samples
+    samples = usual if has_bucket_sizes(usual) else samples
     return _rms(relative_residuals(model, samples).tolist(), samples)
 
 

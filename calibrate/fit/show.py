@@ -153,7 +153,7 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     for kind, points in (("", effect.compute_kept), (" of float16", effect.half_compute_kept)):
         for point in points:
             sent = format_bytes_per_s(point.sent_bytes_per_s)
-            (kept,) = _lines((f"  kept at {sent}{kind}", point.share, _number))
+            kept = _line(f"  kept at {sent}{kind}", point.share, _number)
             uneven = f", {point.spread:.2g} more or less by rank and burst" if point.spread else ""
             yield kept + uneven
             yield from _lines(("    beside one all-reduce", point.beside_one, _number))

@@ -161,10 +161,10 @@ def _whole(file: Benchmark, log: AllReduceLog) -> AllReduceLog:
                 "in microseconds?",
             )
     log = replace(log, samples=_by_size(log.samples), out_of_place=_by_size(log.out_of_place))
-    return replace(log, warnings=(*log.warnings, *_said_apart(log)))
+    return replace(log, warnings=(*log.warnings, *_warnings_of_spread(log)))
 
 
-def _said_apart(log: AllReduceLog) -> tuple[str, ...]:
+def _warnings_of_spread(log: AllReduceLog) -> tuple[str, ...]:
     """A warning of the sizes whose two times differ: the network or the GPUs were not quiet."""
     sizes = log.apart
     if not sizes:

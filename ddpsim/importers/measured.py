@@ -138,8 +138,8 @@ def named_layout(layout: Layout) -> str:
 class Benchmark(ForeignFile):
     """A benchmark's file: whose times are wanted of it, and the layout of one that lists none."""
 
-    operation: Operation = "all_reduce"
-    layout: Layout | None = None
+    operation: Operation
+    layout: Layout | None
 
     def other(self, message: str, line: int = 0) -> OtherCollectiveError:
         """The error of a file that holds other collectives than the wanted one."""

@@ -84,7 +84,10 @@ class _Server:
         self._wakes = wakes
 
     def asked(self) -> tuple[Sequence[str], dict[str, str], str]:
-        """Waits until it is asked for a program; returns in the fork that is to run it."""
+        """Wait for requests and fork for each.
+
+        Returns in a fork alone: the arguments, variables and folder that it is to run with.
+        """
         while True:
             waits_for = [0, self._ended, self._listening, *self._links.values()]
             ready, _, _ = select.select(waits_for, [], [])

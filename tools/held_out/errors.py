@@ -239,8 +239,7 @@ def _predicted(row: Row, told: Constants) -> Held:
         usual_s, on_device.step_s, on_device.uncertainties, longer, (usual_s, usual_s)
     )
     regime = HOST_BOUND if on_device.host_share > 1 else DEVICE_BOUND
-    edges_s = interval.low, interval.high
-    return Held(row.step_s, usual_s, *edges_s, row=row, regime=regime, is_known=is_known)
+    return Held(row.step_s, usual_s, *interval.edges, row=row, regime=regime, is_known=is_known)
 
 
 def device_sigma(kind: str) -> tuple[int, float]:

@@ -18,7 +18,7 @@ from published_steps import PublishedStep, estimated_s, published_steps, scenari
 import ddpsim
 from ddpsim.prediction.interval import ROOFLINE
 from held_out.own_models import MODELS
-from held_out.predicted import Predicted
+from held_out.predicted import Predicted, predicted_s
 
 __all__ = ["Judged", "Scaled", "judged", "own_models", "scaled"]
 
@@ -83,7 +83,7 @@ def _judged(step: PublishedStep, file: Path | None) -> Judged:
     if file:
         del scenario["workload"]["image_size"]  # the file holds one
         scenario["workload"]["model"] = str(file)
-    return Judged(step.step_s, *_predicted_s(scenario), step)
+    return Judged(step.step_s, *predicted_s(ddpsim.simulate(ddpsim.load_scenario(scenario))), step)
 
 
 def _scaled(row: dict[str, str], file: Path) -> Scaled:
@@ -101,13 +101,5 @@ def _scaled(row: dict[str, str], file: Path) -> Scaled:
     one_s, step_s = (float(row[key]) / 1e3 for key in ("one_ms", "step_ms"))
     scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
     told = row["model"], row["precision"], int(row["gpus"])
-    return Scaled(step_s, *_predicted_s(scenario), *told, one_s)
-
-
-def _predicted_s(scenario: dict[str, Any]) -> tuple[float, float, float]:
-    """The step and the edges of its interval."""
     result = ddpsim.simulate(ddpsim.load_scenario(scenario))
-    interval = result.prediction_interval_s
-    if interval is None:
-        raise ValueError("a step without its interval")
-    return result.iteration_time_s.mean, interval.low, interval.high
+    return Scaled(step_s, *predicted_s(result), *told, one_s)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Predicted"]
+from ddpsim.result.model import Result
+
+__all__ = ["Predicted", "predicted_s"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +27,10 @@ class Predicted:
     def is_covered(self) -> bool:
         """Whether the interval holds the step."""
         return self.low_s <= self.published_s <= self.high_s
+
+
+def predicted_s(result: Result) -> tuple[float, float, float]:
+    """A step as predicted, and the edges of its 80 % interval; raises ValueError without one."""
+    if result.edges_s is None:
+        raise ValueError("a step without its interval")
+    return result.iteration_time_s.mean, *result.edges_s

@@ -26,7 +26,7 @@ from held_out.efficiency import Place, chip_of
 from held_out.errors import constants
 from held_out.judging import own_models
 from held_out.language_steps import language_models, language_rows
-from held_out.predicted import Predicted
+from held_out.predicted import Predicted, predicted_s
 
 __all__ = ["Judged", "judged_steps", "levels_table", "steps_of_unequal_gpus"]
 
@@ -96,10 +96,7 @@ def judged_steps(every: int = 1, publisher: str = "") -> tuple[Judged, ...]:
 
 def _judged(job: Job, folder: Path) -> Judged:
     result = _predicted(_scenario(job, folder), job)
-    interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
-    if interval is None:
-        raise ValueError("an estimate has an interval")
-    times_s = job.step_s, result.iteration_time_s.mean, interval.low, interval.high
+    times_s, memory = (job.step_s, *predicted_s(result)), result.memory_bytes_per_gpu
     return Judged(*times_s, job, memory.reserved or memory.total, memory.fits)
 
 

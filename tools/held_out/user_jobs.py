@@ -21,7 +21,7 @@ import ddpsim
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.schema import Scenario
-from held_out.predicted import Predicted
+from held_out.predicted import Predicted, predicted_s
 
 SHARED = tuple(f"b{number}" for number in range(1, 13))
 _RATES = {  # GB/s, of which the rows of other models take the best one
@@ -95,12 +95,7 @@ def _rate(own: dict[str, str], others: Iterable[dict[str, str]]) -> float:
 
 
 def _step(row: dict[str, str], rate: float | None = None) -> Predicted:
-    result = predict(_scenario(row, rate))
-    interval = result.prediction_interval_s
-    if interval is None:
-        raise ValueError("a step without its interval")
-    measured_s = float(row["step_ms"]) / 1e3
-    return Predicted(measured_s, result.iteration_time_s.mean, interval.low, interval.high)
+    return Predicted(float(row["step_ms"]) / 1e3, *predicted_s(predict(_scenario(row, rate))))
 
 
 @cache

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from held_out.predicted import Predicted
+from held_out.predicted import Predicted, predicted_s
 
 import ddpsim
 from ddpsim.cluster import transports
@@ -163,11 +163,7 @@ def _step(row: dict[str, str], alone_s: str) -> Predicted:
         "cluster": {"machine": "g4dn.12xlarge", "nccl": "2.7", **layout},
     }
     result = predict(ddpsim.load_scenario(scenario))
-    interval = result.prediction_interval_s
-    if interval is None:
-        raise ValueError("a step without its interval")
-    predicted_s = result.iteration_time_s.mean
-    return Predicted(float(row["step_s"]), predicted_s, interval.low, interval.high)
+    return Predicted(float(row["step_s"]), *predicted_s(result))
 
 
 class Rate(NamedTuple):

@@ -137,12 +137,13 @@ def figures_of(device: Device) -> Figures:
 
 def reaching(device: Device, figures: Figures) -> Device:
     """The device, reaching these figures."""
-    reached: dict[str, dict[Any, float]] = {"product": {}, "convolution": {}}
-    for (mechanism, rate), figure in figures.items():
-        reached.setdefault(mechanism, {})[rate] = figure
+
+    def reached(mechanism: str) -> dict[Any, float]:
+        return {rate: figure for (kind, rate), figure in figures.items() if kind == mechanism}
+
     update = {
-        "matmul_efficiency": {**device.matmul_efficiency, **reached["product"]},
-        "convolution_efficiency": {**device.convolution_efficiency, **reached["convolution"]},
+        "matmul_efficiency": {**device.matmul_efficiency, **reached("product")},
+        "convolution_efficiency": {**device.convolution_efficiency, **reached("convolution")},
         "memory_efficiency": figures[MEMORY],
         "kernel_floor_s": figures[FLOOR],
     }
@@ -151,8 +152,8 @@ def reaching(device: Device, figures: Figures) -> Device:
 
 def _each_slower(figures: Figures) -> Iterator[Figures]:
     """A little slower products, convolutions, memory, and shortest kernels, one by one."""
+    slower = 1 + _STEP
     for mechanism in dict.fromkeys(kind for kind, _ in figures):
-        slower = 1 + _STEP
         yield figures | {
             key: figure * slower if key == FLOOR else figure / slower
             for key, figure in figures.items()
@@ -183,11 +184,12 @@ class Linearised(NamedTuple):
             (_seconds([step.estimated(reaching(device, other)) for step in steps]) - here) / _STEP
             for other in _each_slower(near)
         ]
-        arithmetic = [arithmetic_of(step.workload.precision, device) for step in steps]
+        each_step = [arithmetic_of(step.workload.precision, device) for step in steps]
+        arithmetic = [each for each in each_step for _ in ("forward", "backward")]
         return cls(
             near,
-            [("product", each.rate) for each in arithmetic for _ in "fb"],
-            [("convolution", each.convolution_rate(device)) for each in arithmetic for _ in "fb"],
+            [("product", each.rate) for each in arithmetic],
+            [("convolution", each.convolution_rate(device)) for each in arithmetic],
             np.array([*moved, here - sum(moved)]),
             np.array([host_s(works, model.launch_s) for model, works in _phases(models)]),
         )

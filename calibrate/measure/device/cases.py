@@ -239,8 +239,11 @@ def _graph(case: Case, bench: Bench, x: Tensor) -> DeviceMeasurement:
         for _ in range(_GRAPH_KERNELS):
             x.add_(1.0)
     host_s, kernel_s = bench.host_s(graph.replay, 5), bench.kernel_s(graph.replay)
-    rows = [(a / _GRAPH_KERNELS, b / _GRAPH_KERNELS) for a, b in zip(host_s, kernel_s, strict=True)]
-    return _measured(case, ("host", "kernel"), rows)
+    samples_s = {
+        name: tuple(s / _GRAPH_KERNELS for s in each_s)
+        for name, each_s in (("host", host_s), ("kernel", kernel_s))
+    }
+    return DeviceMeasurement(case=case, samples_s=samples_s)
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, bench: Bench) -> Tensor:

@@ -209,16 +209,11 @@ class Reporter(ExitStack):
         super().__init__()
         self._speaks = speaks
         self._console = console or Console(soft_wrap=True, highlight=False)
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        progress, counted = TextColumn("{task.description}"), MofNCompleteColumn()
+        columns = progress, BarColumn(), counted, TimeElapsedColumn()
         is_drawn = speaks and self._console.is_terminal
-        self._bar = self.enter_context(
-            Progress(
-                *(*columns, TimeElapsedColumn()),
-                console=self._console,
-                transient=True,
-                disable=not is_drawn,
-            )
-        )
+        bar = Progress(*columns, console=self._console, transient=True, disable=not is_drawn)
+        self._bar = self.enter_context(bar)
         self._task = self._bar.add_task("measuring", total=total)
 
     def begin(self, title: str) -> None:

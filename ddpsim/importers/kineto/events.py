@@ -400,7 +400,7 @@ class TraceEvents:
     """A file's events by what they are."""
 
     def __init__(self, file: TraceFile) -> None:
-        self.name, self.wrong = file.name, file.wrong
+        self.wrong = file.wrong
         by_start = sorted(file.events, key=lambda event: (event.start_us, -event.end_us))
         self.ops = [event for event in by_start if event.kind == "op"]
         self.calls = [event for event in by_start if event.kind == "runtime"]

@@ -59,7 +59,7 @@ _OPERATIONS = (
 )
 _PROGRAM = re.compile(rf"({'|'.join(_OPERATIONS)})_perf")
 _CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
-NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
+_NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
 _AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 _MOST_ROWS = 100_000
 _PRECISE_GB_S = 0.1  # from which on two digits are printed
@@ -166,7 +166,7 @@ def _table_rows(lines: Sequence[Line]) -> list[TextRow]:
     return rows
 
 
-def device_of(text: str) -> Device | None:
+def _device_of(text: str) -> Device | None:
     """The device that a line lists."""
     match = _DEVICE.match(text)
     if not match:
@@ -275,11 +275,11 @@ def _operation(lines: Sequence[Line]) -> str:
     for program in filter(None, map(_program_of, reversed(lines))):
         if match := _PROGRAM.match(PurePath(program).name):
             return match[1]
-    operations = {_told_by(row) for row in _table_rows(lines) if row.is_whole}
+    operations = {_operations_of(row) for row in _table_rows(lines) if row.is_whole}
     return operations.pop() if len(operations) == 1 else ""
 
 
-def _told_by(row: TextRow) -> str:
+def _operations_of(row: TextRow) -> str:
     """The collective of a whole row, as near as its cells tell it."""
     if _is_figure(row.cells[3]):
         return "a collective without redop"
@@ -301,7 +301,7 @@ def _device_lists(
     has_rows = False
     for line in lines:
         has_rows = has_rows or line.number in rows_at
-        if device := device_of(line.text):
+        if device := _device_of(line.text):
             before = runs[-1].get(device.rank) if runs else None
             if before and not has_rows:
                 raise file.wrong(
@@ -324,7 +324,7 @@ def _device_lists(
     return [tuple(run.values()) for run in runs]
 
 
-def layout_of(file: Benchmark, devices: Sequence[Device]) -> tuple[int, int]:
+def _listed_layout(file: Benchmark, devices: Sequence[Device]) -> tuple[int, int]:
     """Nodes and devices of each; raises ImportFailedError where they are not alike."""
     ranks: dict[tuple[str, str, str], int] = {}
     for device in devices:  # two ranks on one GPU are two nodes of one name, or nothing of DDP's
@@ -364,7 +364,7 @@ def read_text_log(file: Benchmark, texts: Sequence[str], wanted: str) -> AllRedu
     if sum(map(has_rows, texts)) > _MOST_ROWS:
         raise file.wrong(f"holds more than {_MOST_ROWS:,} rows; keep one run a file")
     lines, notes = _only_runs_of(file, _plain_lines(texts))
-    _check_said(file, lines)
+    _check_comments(file, lines)
     table = _table_rows(lines)
     left_out = _left_out(file, table)
     rows = [row for each in table if each.is_whole and (row := _text_row(file, each))]
@@ -374,10 +374,10 @@ def read_text_log(file: Benchmark, texts: Sequence[str], wanted: str) -> AllRedu
     rows, in_ms = _in_seconds(file, rows)
     runs = _device_lists(file, lines, table)
     if runs:
-        layout = only_layout(file, {layout_of(file, devices) for devices in runs})
+        layout = only_layout(file, {_listed_layout(file, devices) for devices in runs})
     else:
         ranks = ranks_of(row.bandwidths for row in rows) if file.operation == "all_reduce" else None
-        layout = file.layout_of(ranks, NO_DEVICES, rows[0].bandwidths.line)
+        layout = file.layout_of(ranks, _NO_DEVICES, rows[0].bandwidths.line)
     devices = [device for run in runs for device in run]
     log = _log(file, "nccl-tests log", layout, rows, devices)
     return replace(log, warnings=(*notes, *in_ms, *_warnings(file, left_out)))
@@ -402,7 +402,7 @@ def read_json(file: Benchmark, text: str) -> AllReduceLog:
     if not measured:
         raise file.wrong("its results are empty: nothing was measured")
     devices = _json_devices(file, data["config"])
-    nodes, processes = layout_of(file, devices)
+    nodes, processes = _listed_layout(file, devices)
     threads, gpus = (
         file.whole(0, data["config"].get(key, 1), key) for key in ("nthreads", "ngpus")
     )
@@ -456,7 +456,7 @@ def _check_right(file: Benchmark, line: int, wrong: object, what: str) -> None:
 
 
 # --- text ----------------------------------------------------------------------------------------
-def _check_said(file: Benchmark, lines: Iterable[Line]) -> None:
+def _check_comments(file: Benchmark, lines: Iterable[Line]) -> None:
     """What lines other than rows say of a test must be the collective, timed by GPUs, and right."""
     for line in lines:
         if program := _program_of(line):

@@ -1,4 +1,4 @@
-"""What torch's Muon computes and sends for one matrix whose rows ranks share out, on CPUs.
+"""Shapes and bytes that torch's Muon launches for one matrix whose rows ranks share out, on CPUs.
 
 There DTensor has no all-to-all: it gathers in its place, and cuts.
 """

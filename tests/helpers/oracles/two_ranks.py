@@ -1,7 +1,7 @@
 """Real processes of a gloo job, whose first rank writes down what torch did in each case.
 
-Ranks are forks of one process that has imported torch, which takes longer than most cases. What
-torch launches, and not what comes of it, rank 0 tells alone.
+Ranks are forks of one process that has imported torch, which takes longer than most cases.
+Where only launches matter, rank 0 runs alone, in a group whose collectives do nothing.
 """
 
 from __future__ import annotations

@@ -318,6 +318,6 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    told = [*cases(), *mesh_cases(), *sized_cases(), *checkpointed_cases()]
-    told += [*adapted_cases(), *ordered_cases(), ("divisors",)]
-    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS], sends=False)
+    all_cases = [*cases(), *mesh_cases(), *sized_cases(), *checkpointed_cases()]
+    all_cases += [*adapted_cases(), *ordered_cases(), ("divisors",)]
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*all_cases, *PEAKS], sends=False)
