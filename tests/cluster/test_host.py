@@ -159,12 +159,12 @@ def test_users_rates_are_inside() -> None:
     """Each by other boxes; two of one A6000 owner are what no other box gets."""
     rates = judged_rates()
     assert len(rates) == 11
-    assert [rate.name for rate in rates if not rate.is_inside] == ["r16", "r17"]
+    assert [rate.name for rate in rates if not rate.is_covered] == ["r16", "r17"]
 
 
 @needs_reference
 def test_users_rates_are_inside_where_their_boxes_count_too() -> None:
-    assert all(rate.is_inside for rate in judged_rates(without_source=False))
+    assert all(rate.is_covered for rate in judged_rates(without_source=False))
 
 
 @needs_reference
@@ -173,7 +173,7 @@ def test_users_steps_through_the_host_are_predicted_by_other_boxes() -> None:
     steps = [step for step in judged_steps() if "bridge" not in step.name]
     assert len(steps) == 15
     assert median(abs(step.error) for step in steps) <= 0.3
-    assert 0.75 <= sum(step.is_inside for step in steps) / len(steps) <= 0.9
+    assert 0.75 <= sum(step.is_covered for step in steps) / len(steps) <= 0.9
 
 
 @needs_reference
@@ -181,4 +181,4 @@ def test_users_steps_over_a_bridge_are_predicted_within_a_few_per_cent() -> None
     """Under torch 1.7, whose buckets hold a shared weight twice."""
     steps = [step for step in judged_steps() if "bridge" in step.name]
     assert len(steps) == 6
-    assert all(abs(step.error) <= 0.05 and step.is_inside for step in steps)
+    assert all(abs(step.error) <= 0.05 and step.is_covered for step in steps)

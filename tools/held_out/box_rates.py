@@ -1,6 +1,6 @@
 """What boxes without NVLink get of their host, and how well other boxes tell it.
 
-`python tools/held_out/box_rates.py` prints the figures of ddpsim.cluster.topology.host that
+`python -m held_out.box_rates` in tools/ prints the figures of ddpsim.cluster.topology.host that
 tests/data/published-box-rates.csv sets. With DDPSIM_REFERENCE_DATA it also prints how users' rates
 and steps compare, where each one's source is left out.
 """
@@ -11,6 +11,7 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -25,6 +26,7 @@ from ddpsim.cluster.topology.host import Prior
 from ddpsim.cluster.wires import Wires
 from ddpsim.prediction.collective_times import load_cluster
 from ddpsim.provenance import Z_80
+from held_out.predicted import Predicted, predicted_s
 from held_out.user_jobs import document
 
 __all__ = ["BoxRate", "Judged", "box_rates", "judged_rates", "judged_steps", "left_out", "priors"]
@@ -97,25 +99,12 @@ def left_out(source: str) -> Iterator[None]:
         yield
 
 
-class Judged(NamedTuple):
-    """A measured value beside the predicted one and its 80 % interval."""
+@dataclass(frozen=True)
+class Judged(Predicted):
+    """A measured rate or step, predicted without its source."""
 
     name: str
     source: str
-    measured: float
-    predicted: float
-    low: float
-    high: float
-
-    @property
-    def error(self) -> float:
-        """Relative, of the prediction."""
-        return self.predicted / self.measured - 1
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the interval holds the measured value."""
-        return self.low <= self.measured <= self.high
 
 
 def _published(name: str) -> list[dict[str, str]]:
@@ -152,7 +141,7 @@ def judged_rates(*, without_source: bool = True) -> list[Judged]:
         if way is None:
             raise ValueError(f"{row['id']}: no way through the host")
         each, factor = way.bytes_per_s / 1e9, way.uncertainty.factor
-        found.append(Judged(row["id"], row["source"], rate, each, each / factor, each * factor))
+        found.append(Judged(rate, each, each / factor, each * factor, row["id"], row["source"]))
     return found
 
 
@@ -176,15 +165,12 @@ def judged_steps() -> list[Judged]:
             continue
         with left_out(row["source"]):
             result = ddpsim.simulate(ddpsim.load_scenario(_job(row)))
-        edges = result.prediction_interval_s
         found.append(
             Judged(
-                f"{row['id']} {row['path']}",
-                row["source"],
                 float(row["step_ms"]),
-                1e3 * result.iteration_time_s.mean,
-                1e3 * edges.low,
-                1e3 * edges.high,
+                *(1e3 * each_s for each_s in predicted_s(result)),
+                name=f"{row['id']} {row['path']}",
+                source=row["source"],
             )
         )
     return found
@@ -193,13 +179,13 @@ def judged_steps() -> list[Judged]:
 def _show(title: str, rows: Sequence[Judged]) -> None:
     print(f"\n{title}")
     for row in rows:
-        inside = "inside" if row.is_inside else "OUTSIDE"
+        inside = "inside" if row.is_covered else "OUTSIDE"
         print(
-            f"  {row.name:24} {row.measured:9.1f} measured {row.predicted:9.1f} predicted "
+            f"  {row.name:24} {row.published:9.1f} measured {row.predicted:9.1f} predicted "
             f"{row.error:+6.0%}  [{row.low:.1f}, {row.high:.1f}] {inside}"
         )
     errors = [abs(row.error) for row in rows]
-    held = sum(row.is_inside for row in rows)
+    held = sum(row.is_covered for row in rows)
     print(f"  median error {median(errors):.0%}; the 80 % interval holds {held} of {len(rows)}")
 
 

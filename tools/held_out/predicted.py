@@ -1,4 +1,4 @@
-"""A published step beside its prediction: what all comparisons have in common."""
+"""A published value beside its prediction: what all comparisons have in common."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Predicted", "predicted_s"]
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step as published, and as predicted with its 80 % interval; seconds."""
+    """A value as published, and as predicted with its 80 % interval; all four in one unit."""
 
-    published_s: float
-    predicted_s: float
-    low_s: float
-    high_s: float
+    published: float
+    predicted: float
+    low: float
+    high: float
 
     @property
     def error(self) -> float:
         """Predicted over published, minus 1."""
-        return self.predicted_s / self.published_s - 1
+        return self.predicted / self.published - 1
 
     @property
     def is_covered(self) -> bool:
-        """Whether the interval holds the step."""
-        return self.low_s <= self.published_s <= self.high_s
+        """Whether the interval holds the published value."""
+        return self.low <= self.published <= self.high
 
 
 def predicted_s(result: Result) -> tuple[float, float, float]:

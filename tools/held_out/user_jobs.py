@@ -132,11 +132,11 @@ def _line(row: dict[str, str], step: Predicted) -> Sequence[str]:
     length = f", {row['seq_or_image']} tokens" if row["seq_or_image"] else ""
     more = f", accumulation {row['accumulation']}" if row["gpu"] == "rtx-4090" else ""
     strategy = "" if row["id"] in SHARED else f", {row['strategy']}"
-    times = (f"{1e3 * each:.0f} ms" for each in (step.published_s, step.predicted_s))
+    times = (f"{1e3 * each:.0f} ms" for each in (step.published, step.predicted))
     return (
         f"{row['model']}{length}{more}{strategy}",
         f"{row['gpus_per_node']} {row['gpu']}, {row['path']}",
         *times,
         f"{step.error:+.1%}",
-        f"{1e3 * step.low_s:.0f} to {1e3 * step.high_s:.0f} ms",
+        f"{1e3 * step.low:.0f} to {1e3 * step.high:.0f} ms",
     )

@@ -88,9 +88,9 @@ def judged_scaling_table() -> str:
     rows = (
         (
             *(_JUDGED[one.model], one.precision, f"{1e3 * one.one_s:.0f} ms", f"{one.gpus}"),
-            *(f"{1e3 * step_s:.0f} ms" for step_s in (one.published_s, one.predicted_s)),
+            *(f"{1e3 * step_s:.0f} ms" for step_s in (one.published, one.predicted)),
             f"{one.error:+.1%}",
-            f"{1e3 * one.low_s:.0f} to {1e3 * one.high_s:.0f} ms",
+            f"{1e3 * one.low:.0f} to {1e3 * one.high:.0f} ms",
         )
         for one in scaled()
     )
